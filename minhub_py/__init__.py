@@ -76,6 +76,14 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
     qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
     t5, t5_from_config, t5_from_pretrained = _fresh, _sized, from_pretrained
+    bert, bert_from_config, bert_from_pretrained = _fresh, _sized, from_pretrained
+    roberta, roberta_from_config, roberta_from_pretrained = _fresh, _sized, from_pretrained
+    xlmroberta, xlmroberta_from_config, xlmroberta_from_pretrained = _fresh, _sized, from_pretrained
+    camembert, camembert_from_config, camembert_from_pretrained = _fresh, _sized, from_pretrained
+    distilbert, distilbert_from_config, distilbert_from_pretrained = _fresh, _sized, from_pretrained
+    electra, electra_from_config, electra_from_pretrained = _fresh, _sized, from_pretrained
+    mpnet, mpnet_from_config, mpnet_from_pretrained = _fresh, _sized, from_pretrained
+    modernbert, modernbert_from_config, modernbert_from_pretrained = _fresh, _sized, from_pretrained
 
 __version__ = "0.1.0"
 

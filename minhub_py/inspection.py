@@ -16,7 +16,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe, fit, read_config, same_values
+from minhub_py.pretrained import describe, fit, read_config, same_values, with_stored_head
 from minhub_py.registry import Architecture
 from weights_map.mxfp4 import NAN_SCALE
 
@@ -36,13 +36,14 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
     if folder is not None:
         checkpoint = checkpoint_at(folder)
         architecture, config = describe(checkpoint)
-        model, tensors, layout = skeleton(architecture, config), checkpoint.meta, checkpoint.layout
+        config = with_stored_head(checkpoint, architecture, config)
+        model, tensors, layout = skeleton(architecture.new, config), checkpoint.meta, checkpoint.layout
         stored = {name: checkpoint.stored_dtype(name) for name in tensors}
         source = {"kind": "files", "folder": str(folder), "layout": "gguf" if folder.is_file() else layout}
     else:
         architecture, config, path = read_config(identifier, revision)
         source = {"kind": "preset" if path is None else "config"}
-        model, layout = skeleton(architecture, config), "hub"
+        model, layout = skeleton(architecture.new, config), "hub"
         tensors = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
         stored = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     return {
@@ -65,7 +66,7 @@ def _operations(
     architecture: Architecture, config: ModelConfig, names: list[str], layout: Layout
 ) -> Iterator[tuple[str, str, str, str]]:
     """(name in the file, Hub name, native name, operation) of each tensor."""
-    table = weights_map.tables[architecture.model_type]
+    table = weights_map.table_of(architecture.model_type, config)
     for name in names:
         hit = table.find(name, layout)
         if hit is None:
@@ -158,11 +159,8 @@ def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     architecture, config = describe(checkpoint)
     if not config.tie_word_embeddings or checkpoint.layout == "native":
         return []
-    hits = {
-        hit[0]: (name, hit[1])
-        for name in checkpoint
-        if (hit := weights_map.tables[architecture.model_type].find(name, "hub"))
-    }
+    table = weights_map.table_of(architecture.model_type, with_stored_head(checkpoint, architecture, config))
+    hits = {hit[0]: (name, hit[1]) for name in checkpoint if (hit := table.find(name, "hub"))}
     problems = []
     for name, row in hits.values():
         if row.operation.tied_to in hits:  # _check_tensors reports missing tensors

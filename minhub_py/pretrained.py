@@ -271,6 +271,7 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
+    config = with_stored_head(checkpoint, architecture, config)
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
@@ -284,10 +285,33 @@ def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[st
     both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
     if not all(same_values(head, embedding) for head, embedding in both):
         config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(architecture, config)
+    model = skeleton(architecture.new, config)
     model.without_head = without_head
     check_shapes(meta, model.state_dict(), spare=ties)
     return architecture, model, meta
+
+
+def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config: ModelConfig) -> ModelConfig:
+    """The config of a checkpoint, with the head that its files contain.
+
+    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model: their config.json
+    names it, but the files have no head.
+    ValueError: the files lack a classification head.
+    """
+    head = getattr(config, "head", None)
+    if head is None or checkpoint.layout != "hub":
+        return config
+    table = weights_map.table_of(architecture.model_type, config)
+    if any((hit := table.find(name, "hub")) and hit[1].head == head for name in checkpoint):
+        return config
+    without: ModelConfig = changed(config, {"architectures": None})
+    if head != "masked_lm":
+        [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
+        raise ValueError(
+            f"{checkpoint.path} has no weights of the head of {name}, which config.json names in architectures: to "
+            f"load the model without a head, set architectures to {base} in a local copy"
+        )
+    return without
 
 
 def is_text_embedding_model(checkpoint: Checkpoint) -> bool:
@@ -303,7 +327,7 @@ def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Ma
 
 def tied_names(architecture: Architecture, config: ModelConfig) -> dict[str, str]:
     """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
-    table = weights_map.tables[architecture.model_type].for_head(getattr(config, "head", None))
+    table = weights_map.table_of(architecture.model_type, config)
     pairs = {}
     for row in table.rows:
         if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from reprlib import repr as brief
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from minhub_py.config import build
@@ -45,7 +46,8 @@ class Architecture:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
     module: str = ""  # if several architectures share a module: its name
-    encoder: str = ""  # name of the model's class for a config that is `bidirectional`
+    is_encoder: bool = False  # a text encoder, which predicts no next token
+    bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
 
     @property
     def trainable(self) -> bool:
@@ -58,20 +60,28 @@ class Architecture:
         return [f"{self.owner}/{size}" if self.owner else size for size in self.presets]
 
     @property
+    def _module(self) -> ModuleType:
+        return import_module(f"minhub_py.models.{self.module or self.name}")
+
+    @property
     def Config(self) -> "type[ModelConfig]":
         """The dataclass of settings."""
-        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[0])
+        return getattr(self._module, self.classes[0])
 
     @property
     def Model(self) -> "type[LanguageModel]":
         """The nn.Module."""
-        return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.classes[1])
+        return getattr(self._module, self.classes[1])
+
+    def model_class(self, config: "ModelConfig") -> "type[LanguageModel]":
+        """The nn.Module of a config: `Model`, or a text encoder for a config with bidirectional attention."""
+        if self.bidirectional_class and getattr(config, "bidirectional", False):
+            return getattr(self._module, self.bidirectional_class)
+        return self.Model
 
     def new(self, config: "ModelConfig") -> "LanguageModel":
         """A model with random weights, in training mode."""
-        if self.encoder and getattr(config, "bidirectional", False):
-            return getattr(import_module(f"minhub_py.models.{self.module or self.name}"), self.encoder)(config)
-        return self.Model(config)
+        return self.model_class(config)(config)
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,7 @@ ARCHITECTURES = {
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
-            encoder="EmbeddingGemma",
+            bidirectional_class="EmbeddingGemma",
         ),
         Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),
@@ -199,19 +209,30 @@ ARCHITECTURES = {
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
-        Architecture("bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), names={"bert": ("bert",)}),
+        # Encoders.
         Architecture(
-            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}),
+            "bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), presets=published.BERT,
+            names={"bert": ("bert",)}, is_encoder=True,
+        ),
+        Architecture(
+            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}), presets=published.ROBERTA,
             names={"roberta": ("roberta",), "xlmroberta": ("xlm-roberta",), "camembert": ("camembert",)},
-            module="bert",
+            module="bert", is_encoder=True,
         ),
         Architecture(
             "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
-            names={"distilbert": ("distilbert",)}, module="bert",
+            presets=published.DISTILBERT, names={"distilbert": ("distilbert",)}, module="bert", is_encoder=True,
         ),
         Architecture(
-            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), names={"electra": ("electra",)},
-            module="bert",
+            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), presets=published.ELECTRA,
+            names={"electra": ("electra",)}, module="bert", is_encoder=True,
+        ),
+        Architecture(
+            "mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({}), presets=published.MPNET, is_encoder=True,
+        ),
+        Architecture(
+            "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}), "answerdotai",
+            published.MODERNBERT, is_encoder=True,
         ),
     )
 }  # fmt: skip
@@ -224,8 +245,8 @@ ENTRIES = {
 }
 
 
-# Masked models, which users of pangoling may try.
-MASKED = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert")
+# Encoders without a model file.
+UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
 
 
 def entry_of(model_type: object) -> Entry:
@@ -234,7 +255,8 @@ def entry_of(model_type: object) -> Entry:
         if model_type in entry.model_types:
             return entry
     supported = ", ".join(model_type for entry in ENTRIES.values() for model_type in entry.model_types)
-    note = "; it is a masked model, which fills in blanks and predicts no next token" if model_type in MASKED else ""
+    encoders = ", ".join(entry.model_types[0] for entry in ENTRIES.values() if entry.architecture.is_encoder)
+    note = f"; it is an encoder, of which {encoders} are supported" if model_type in UNSUPPORTED_ENCODERS else ""
     raise ValueError(
         f"config.json's model_type is {brief(model_type)}, which is not supported; supported types: {supported}{note}"
     )

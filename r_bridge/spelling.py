@@ -1,10 +1,10 @@
 """R's spelling of settings and calls in messages. The service activates it for each request."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 from minhub_py.system.spelling import Spelling, use_spelling
 
@@ -16,6 +16,12 @@ class RSpelling(Spelling):
     """Settings as arguments and commands as calls, for R users."""
 
     train = "minhub_train()"
+    calls: ClassVar[Mapping[str, str]] = {
+        "embed": "text_embeddings()",
+        "masked": "masked_tokens()",
+        "classify": "classify_texts()",
+        "rerank": "rerank()",
+    }
 
     def setting(self, name: str, value: Any = None) -> str:
         """An argument: batch = 8, carry = FALSE, from = "run"."""

@@ -68,8 +68,8 @@ def look_at(path: Path, name: str) -> str:
         assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-aarch64.so.1"}, needed
         if shutil.which("auditwheel", path=sysconfig.get_path("scripts")):
             audit = [sys.executable, "-m", "auditwheel", "show", next(Path(sys.argv[1]).glob(f"*{name}.whl"))]
-            found = subprocess.run(audit, capture_output=True, text=True, check=True).stdout
-            assert name in found, found
+            result = subprocess.run(audit, capture_output=True, text=True, check=True).stdout
+            assert name in result, result
     elif system == "macosx":
         binary = binary.at(0) if isinstance(binary, lief.MachO.FatBinary) else binary
         processor = binary.header.cpu_type.name

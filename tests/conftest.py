@@ -18,10 +18,15 @@ from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts what runs in its background with Ctrl-C ignored, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Failed assertions of shared code show their values, too.
+for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", "job_runs", "memory", "references",
+             "served_models", "training_runs"):  # fmt: skip
+    pytest.register_assert_rewrite(name)
 
 
 # They take the longest: begun late, one of them would go on when all others have ended.
-FIRST = ["test_r_package.py", "test_train.py", "test_r_processes.py", "test_hosted_r.py", "test_jobs.py"]
+FIRST = ["test_r_package.py", "test_r_sessions.py", "test_r_processes.py", "test_hosted_r.py", "test_resume.py",
+         "test_unfinished_jobs.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,13 +15,13 @@ import pytest
 import results
 import torch
 from click.testing import CliRunner, Result
+from gguf_cases import CASES as SMALL
 from peers import CASES, cases, gguf_writer, tables
 from peers.cases import FUNCTIONS
 from peers.run import Bench, LeftOutError, Runner, Settings, look
 from peers.tables import COLUMNS, CURVES
 from peers.worker import Worker
 from random_weights import draw
-from test_gguf import CASES as SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import minhub_py
@@ -225,11 +225,11 @@ def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]
     "library", [pytest.param("llama.cpp", marks=needs_llamacpp), pytest.param("OpenVINO", marks=needs_openvino)]
 )
 def test_rows_of_a_peer_are_those_alone(
-    library: str, checkpoint: tuple[Path, Any], wanted: list[list[int]], tmp_path: Path
+    library: str, checkpoint: tuple[Path, Any], expected: list[list[int]], tmp_path: Path
 ) -> None:
     """Several prompts of different lengths at once, by a file that the benchmark made."""
-    assert peer_ids(library, checkpoint[0], tmp_path, PROMPTS) == wanted
-    assert len({tuple(ids) for ids in wanted}) == len(PROMPTS)
+    assert peer_ids(library, checkpoint[0], tmp_path, PROMPTS) == expected
+    assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
 
 
 def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any]
     file = tmp_path / "ours.gguf"
     gguf_writer.write(folder, file)
     theirs = gguf_files.write(tmp_path / "theirs.gguf", model)
-    made, expected = read_header(file), read_header(theirs)
-    assert made.metadata == expected.metadata | {
+    actual, expected = read_header(file), read_header(theirs)
+    assert actual.metadata == expected.metadata | {
         "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
     }  # fmt: skip
-    assert made.tensors.keys() == expected.tensors.keys()
+    assert actual.tensors.keys() == expected.tensors.keys()
     ids = torch.tensor([PROMPTS[0]])
     ours, other = (minhub_py.from_pretrained(path, device="cpu") for path in (file, folder))
     with torch.no_grad():
@@ -308,8 +308,8 @@ def test_the_best_peer_at_equal_bits() -> None:
     times = {"minhub_py float32": [4, 1], "minhub_py int8": [2, 2], "minhub_py nf4": [1, 1],
              "transformers float32": [6, 6], "llama.cpp F32": [2, 8], "llama.cpp Q8_0": [3, 3]}  # fmt: skip
     rows = [{"runner": name, "values": values} for name, values in times.items()]
-    found = list(tables.best_peers(rows, lambda row: row["values"]))
-    assert found == [[("llama.cpp F32", 0.5), ("transformers float32", 6)],
+    result = list(tables.best_peers(rows, lambda row: row["values"]))
+    assert result == [[("llama.cpp F32", 0.5), ("transformers float32", 6)],
                      [("llama.cpp Q8_0", 1.5), ("llama.cpp Q8_0", 1.5)], [], [], [], []]  # fmt: skip
     _, lines = tables.cells("prefill", {"rows": rows, "values": {"points": [32, 256]}})
     assert lines[:3] == [["minhub_py float32", "4.0", "1.0"], ["× best peer", "0.50 llama.cpp", "6.00 transformers"],
@@ -327,7 +327,7 @@ def test_a_worker_says_what_went_wrong() -> None:
         memory, broken = workers
         memory.ready()
         times: dict[str, Any] = memory.ask("read", passes=2)
-        assert all(len(found) == 2 for found in times.values())
+        assert all(len(result) == 2 for result in times.values())
         with pytest.raises(RuntimeError, match="AttributeError: 'Memory' object has no attribute 'write'"):
             memory.ask("write")
         assert len(memory.ask("read", passes=1)) == len(times)

@@ -172,8 +172,8 @@ def test_without_a_compiler_the_package_is_installed_all_the_same(tmp_path: Path
     quick = tmp_path / "quick"
     quick.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec cc -shared -x c /dev/null -o "$2"\n')
     quick.chmod(0o700)
-    for compiler, made in (("/bin/false", 0), (str(quick), 1)):
-        out = tmp_path / str(made)
+    for compiler, count in (("/bin/false", 0), (str(quick), 1)):
+        out = tmp_path / str(count)
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", tmp_path / "temp"]
         subprocess.run(command, cwd=root, env={**os.environ, "CC": compiler}, capture_output=True, check=True)
-        assert len(list(out.rglob("_decoder*"))) == made
+        assert len(list(out.rglob("_decoder*"))) == count

@@ -22,6 +22,11 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 }
 
 
+def table_of(model_type: str, config: Any) -> Table:
+    """The table of a model with this config: that of an encoder depends on the head."""
+    return tables[model_type].for_head(getattr(config, "head", None))
+
+
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:
     """Convert the tensors of a Hub checkpoint to native names and shapes, each on access.
 
@@ -42,4 +47,4 @@ def to_hub(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -
     return Mapped(tables[model_type], tensors, "native", config)
 
 
-__all__ = ["gguf_architectures", "tables", "to_hub", "to_native"]
+__all__ = ["gguf_architectures", "table_of", "tables", "to_hub", "to_native"]

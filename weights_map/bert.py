@@ -57,7 +57,7 @@ def roberta_heads(prefix: str) -> tuple[Row, ...]:
         Row("lm_head.bias", "head.bias", same, head="masked_lm"),
         Row("lm_head.decoder.weight", "head.decoder.weight", tie(f"{prefix}embeddings.word_embeddings.weight"),
             head="masked_lm"),
-        Row("lm_head.decoder.bias", (), drop, head="masked_lm"),  # a second name of lm_head.bias
+        Row("lm_head.decoder.bias", "head.decoder.bias", tie("lm_head.bias"), head="masked_lm"),
         *layer("classifier.dense", "head.dense", head="sequence"),
         *layer("classifier.out_proj", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
@@ -80,7 +80,7 @@ bert = Table(
         Row("cls.predictions.bias", "head.bias", same, head="masked_lm"),
         Row("cls.predictions.decoder.weight", "head.decoder.weight", tie("bert.embeddings.word_embeddings.weight"),
             head="masked_lm"),
-        Row("cls.predictions.decoder.bias", (), drop, head="masked_lm"),  # a second name of cls.predictions.bias
+        Row("cls.predictions.decoder.bias", "head.decoder.bias", tie("cls.predictions.bias"), head="masked_lm"),
         *layer("classifier", "head.out", head="sequence"),
         *layer("classifier", "head.out", head="tokens"),
         *layer("cls.seq_relationship", "head.next", head="next_sentence"),

@@ -230,7 +230,9 @@ class Table:
                 rows.append(replace(row, hub=tuple(prefix + template for template in row.templates("hub"))))
             elif row.head == head:
                 rows.append(row)
-        unused = [Row(row.hub, (), drop) for row in self.rows if row.head not in (None, head)]
+        used = {template for row in rows for template in row.templates("hub")}
+        others = {template for row in self.rows if row.head for template in row.templates("hub")}
+        unused = [Row(template, (), drop) for template in sorted(others - used)]
         spelling = ("", prefix) if prefix else (self.prefix, "")
         return Table(self.model_type, (*rows, *unused), (spelling,), "", self.aliases)
 

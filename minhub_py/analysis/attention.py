@@ -78,7 +78,7 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
         ValueError: The model has no attention; the text has no tokens or exceeds the context length; or as `embed`.
     """
     model = model_of(model, "attention_weights()")
-    if not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
+    if not model.encoder_only and not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
         raise ValueError(f"{model.config.TITLE} has no attention: use a transformer model")
     ids, tokens, idx = encode_text(model, tokenizer, text)
     weights: dict[int, Tensor] = {}

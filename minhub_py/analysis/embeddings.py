@@ -99,10 +99,14 @@ def embed(
         pooling = (POOLS[pool],) if pool is not None else settings.pooling
         settings = replace(settings, pooling=pooling, dense=(), normalize=False)
     text = prompt_of(settings, prompt)
-    truncates = isinstance(model, Encoder) or model.embedding_settings is not None
-    compute_all = embeddings_of_inputs if truncates else embeddings_of_windows
+    compute_all = embeddings_of_inputs if truncates(model) else embeddings_of_windows
     vectors = compute_all(model, tokenizer, list(texts), settings, layer, text, progress)
     return vectors if isinstance(vectors, list) else finished(vectors, settings, dimensions, normalize)
+
+
+def truncates(model: Any) -> bool:
+    """Whether texts are truncated at the maximum length, instead of being divided into windows."""
+    return isinstance(model, Encoder) or model.embedding_settings is not None
 
 
 def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
@@ -113,6 +117,16 @@ def prompt_of(settings: EmbeddingSettings, name: str | None) -> str:
         names = ", ".join(settings.prompts) or "none"
         raise ValueError(f"the repository has no prompt {brief(name)}; its prompts are: {names}")
     return settings.prompts.get(name, "")
+
+
+def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str | None = None) -> list[list[int]]:
+    """The token IDs of each text whose states `embed` computes, with the prompt; empty for a missing text."""
+    settings = model.embedding_settings or EmbeddingSettings()
+    text = prompt_of(settings, prompt)
+    if truncates(model):
+        inputs = truncated_inputs(model, tokenizer, list(texts), settings, text)
+        return [[] if row is None else row.ids for row in inputs]
+    return ids_of_texts(model, tokenizer, [text + row if isinstance(row, str) else row for row in texts])
 
 
 def embeddings_of_inputs(

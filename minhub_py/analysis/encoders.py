@@ -11,7 +11,7 @@ from torch import Tensor
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer
-from minhub_py.inference.encoder_runner import BATCH_TOKENS, encoder_runner
+from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, encoder_runner
 from minhub_py.models.base import Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
@@ -19,11 +19,15 @@ TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the
 
 @dataclass(frozen=True)
 class Input:
-    """The token IDs of a text or a pair, with special tokens, and their token types. prompt: its number of tokens."""
+    """The token IDs of a text or a pair, with special tokens, and their token types.
+
+    prompt: its number of tokens.    removed: number of tokens that were removed because the text is too long.
+    """
 
     ids: list[int]
     types: list[int]
     prompt: int = 0
+    removed: int = 0
 
 
 def inputs_of(
@@ -57,6 +61,7 @@ def inputs_of(
             )  # fmt: skip
             for number, encoding in enumerate(first):
                 other = None if second is None else second[number]
+                removed = max(len(encoding.ids) + (0 if other is None else len(other.ids)) - room, 0)
                 truncate(encoding, other, room, only_first)
                 encoded = tokenizer.post_process(encoding, other)
                 if (largest := max(encoded.ids, default=0)) >= model.config.vocab_size:
@@ -64,7 +69,7 @@ def inputs_of(
                         f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
                         f"vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
                     )
-                yield Input(encoded.ids, encoded.type_ids, prompt_tokens)
+                yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed)
 
 
 def special_tokens_before(tokenizer: Any) -> int:
@@ -99,11 +104,16 @@ def truncate(first: Any, second: Any, room: int, only_first: bool) -> None:
 def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int, Tensor]]:
     """(index, hidden states (T, C), float32) of each input, the longest first."""
     runner = encoder_runner(model)
-    has_types = any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
     for batch in batches([len(row.ids) for row in inputs]):
-        types = [inputs[i].types for i in batch] if has_types else None
-        x = runner.hidden_states([inputs[i].ids for i in batch], types)
-        yield from zip(batch, x.split([len(inputs[i].ids) for i in batch]), strict=True)
+        yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
+
+
+def run(runner: EncoderRunner, model: Encoder, inputs: Sequence[Input]) -> Sequence[Tensor]:
+    """The hidden states (T, C), float32, of each input of one batch."""
+    has_types = any(any(row.types) for row in inputs) and getattr(model, "embed_types", None) is not None
+    types = [row.types for row in inputs] if has_types else None
+    x = runner.hidden_states([row.ids for row in inputs], types)
+    return x.split([len(row.ids) for row in inputs])
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:

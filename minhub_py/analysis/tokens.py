@@ -79,7 +79,7 @@ def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is None, NaN, or pandas' NA or NaT."""
+    """Check for missing values: None, NaN, and pandas' NA and NaT."""
     return (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Real) and value != value)  # noqa: PLR0124
     )

@@ -18,14 +18,20 @@ def open_model(
     dtype: str,
     quantize: str | None,
     group: "ProcessGroup | None" = None,
+    *,
+    encoders: bool = False,
 ) -> tuple[Any, "Tokenizer"]:
-    """Load a model, or this process's shard of it, and its tokenizer."""
+    """Load a model, or this process's shard of it, and its tokenizer. ValueError: a text encoder, unless `encoders`."""
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-    from minhub_py.pretrained import load, open_checkpoint
+    from minhub_py.inference.arguments import not_a_decoder
+    from minhub_py.pretrained import describe, load, open_checkpoint
 
     tokenizers: list[Any] = []
 
     def check(files: "Checkpoint") -> None:  # runs before the weights are downloaded
+        architecture, config = describe(files)
+        if not encoders and architecture.model_class(config).encoder_only:
+            raise ValueError(not_a_decoder(config))
         tokenizers.append(read_tokenizer(files.path))
 
     checkpoint = open_checkpoint(identifier, revision, check=check, group=group)

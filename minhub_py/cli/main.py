@@ -8,6 +8,7 @@ import click
 
 from minhub_py import __version__
 from minhub_py.cli.chat import chat
+from minhub_py.cli.encoders import classify, masked, rerank
 from minhub_py.cli.group import Group, remember_debug
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
 from minhub_py.cli.research import embed, words
@@ -33,7 +34,8 @@ def main() -> None:
 
 
 for command in (
-    list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, embed, train, compare,
+    list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, embed,
+    rerank, classify, masked, train, compare,
     bench, devices, doctor, run_r,
 ):  # fmt: skip
     main.add_command(command)

@@ -76,24 +76,38 @@ def words(
 @files_argument
 @jobs.table_options(required=True)
 @click.option("--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer.")
-@click.option("--pool", type=click.Choice(["mean", "last"]), default="mean", show_default=True,
-              help="Pooling of the tokens' hidden states: their mean, or the last token's.")  # fmt: skip
+@click.option("--pool", type=click.Choice(["mean", "last", "cls", "max"]),
+              help="Pooling of the tokens' hidden states: their mean, the last or the first (cls) token's, or "
+                   "their maximum.  [default: the model's, with its dense layers and normalization; "
+                   "otherwise mean]")  # fmt: skip
+@click.option("--prompt", metavar="NAME",
+              help="Name of the model's prompt that is put before each text, such as query or document.")  # fmt: skip
+@click.option("--dimensions", type=click.IntRange(min=1),
+              help="Number of leading dimensions to keep.")  # fmt: skip
+@click.option("--normalize/--no-normalize", default=None,
+              help="Whether to divide each embedding by its length at the end.  [default: as the model]")  # fmt: skip
 @loading_options
 @json_option
 def embed(
-    model: str, files: tuple[str, ...], layer: int, pool: str, revision: str, device: str, dtype: str,
-    quantize: str | None, as_json: bool, **options: Any,
+    model: str, files: tuple[str, ...], layer: int, pool: str | None, prompt: str | None, dimensions: int | None,
+    normalize: bool | None, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Compute embeddings of texts.
 
     The --column of FILEs contains one text per row. The pooled hidden states of each text are written to a new column
-    `embedding` of lists or, in .csv and .tsv files, to one column per dimension: embedding_1, embedding_2 and so on.
+    `embedding` of lists or, in .csv and .tsv files, to one column per dimension: embedding_1, embedding_2 and so on. A
+    .npy file contains only the embeddings, as a float32 matrix with one row per text.
 
     \b
       minhub embed gpt2 in.csv --out vectors.parquet
+      minhub embed MODEL in.csv --prompt query --out v.npy
+
+    By default, text encoders follow the settings of their sentence-transformers repository.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
-    settings = {"layer": layer, "pool": pool}
+    settings = {
+        "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": normalize,
+    }  # fmt: skip
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     jobs.run("embed", model, files, jobs.take_table_settings(options) or {}, settings, loading, as_json)

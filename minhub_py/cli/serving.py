@@ -1,7 +1,7 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from minhub_py.cli.options import Bytes, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
 from minhub_py.system.spelling import setting
+
+if TYPE_CHECKING:
+    from minhub_py.serve.engine_thread import EngineThread
 
 DEFAULT_CONTEXT = 4096
 
@@ -28,7 +31,8 @@ DEFAULT_CONTEXT = 4096
 @click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
               help="Maximum number of requests that run at the same time; others wait.")  # fmt: skip
 @click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
-              help="Maximum length of a prompt with its reply.  [default: the model's, up to 4096]")  # fmt: skip
+              help="Maximum length of a prompt with its reply; not for text encoders.  [default: the "
+                   "model's, up to 4096]")  # fmt: skip
 @click.option("--queue", type=click.IntRange(min=0), default=128, show_default=True,
               help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
@@ -50,6 +54,8 @@ def serve(
     \b
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
       curl http://127.0.0.1:8080/v1/models
+
+    A text encoder answers embeddings (/v1/embeddings, /api/embed), and a cross-encoder /v1/rerank.
 
     Listens on localhost unless --host and --api-key are set. Concurrent requests do not affect each other: the same
     seed gives the same text. Ctrl-C stops the server.
@@ -82,7 +88,7 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
     """A model, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
@@ -96,7 +102,6 @@ def run(
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.engine import Engine
     from minhub_py.serve.models import Models, ServedModel
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
@@ -110,10 +115,9 @@ def run(
     try:
         for identifier, name in zip(identifiers, names, strict=True):
             model, tokenizer, template = load(identifier)
-            length = length_of(model, context, name)
-            engine = Engine(model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep)
+            engine = engine_for(model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep)
             served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
-            if template.note:
+            if template.note and served[-1].task == "completion":
                 note(f"Note: {name} has {template.note}")
         server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)
         run_server(server, listener, lambda: say(f"minhub serves {', '.join(names)} on {address_of(listener)}"))
@@ -121,6 +125,22 @@ def run(
         listener.close()
         for entry in served:
             entry.engine.close()
+
+
+def engine_for(
+    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28
+) -> "EngineThread[Any]":
+    """The engine of a model. ValueError: `context` exceeds the model's context length; encoders do not use it."""
+    from minhub_py.models.base import Encoder
+    from minhub_py.serve.encoder_engine import EncoderEngine
+    from minhub_py.serve.engine import Engine
+
+    if isinstance(model, Encoder):
+        settings = model.embedding_settings
+        lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
+        return EncoderEngine(model, min(length for length in lengths if length is not None), rows + waiting)
+    length = length_of(model, context, name)
+    return Engine(model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep)
 
 
 def length_of(model: Any, requested: int | None, name: str) -> int:

@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
-from minhub_py.models.base import ACTIVATIONS, EncoderDecoder, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.heads import MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
     RMSNorm,
     attention,
+    counted_positions,
     local_attention,
     merge_heads,
     query_growth,
@@ -75,7 +77,8 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     """Write a model as one file for torch.jit.load() or R torch's jit_load(). An existing file is replaced.
 
     The loaded module maps token IDs idx, int64 (B, T), 0-based in R too, to logits (B, T, V) in the model's dtype; an
-    encoder-decoder has two inputs, idx (B, E) for the encoder and decoder_idx (B, T). It is on the CPU and in eval
+    encoder-decoder has two inputs, idx (B, E) for the encoder and decoder_idx (B, T); an encoder maps idx without
+    padding, with token types 0, to the result of its head, or to hidden states (B, T, C). It is on the CPU and in eval
     mode, and can be moved, cast and trained: train() enables dropout, and parameters have the model's names. It raises
     an error if idx is empty or not a matrix, exceeds the context length, or contains an invalid token ID.
 
@@ -105,7 +108,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
+    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]).new, model.config)
     copy.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
     writer = Writer(copy)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.
@@ -149,6 +152,8 @@ class Writer:
         if isinstance(model, EncoderDecoder):
             self.write(model.encoder_steps(), "idx")
         self.write(model.steps(), self.arguments[-1])
+        if isinstance(model, Encoder):
+            self.head(model)
 
     def write(self, steps: Iterable[Step], idx: str) -> None:
         """Add the lines of steps that read the token IDs `idx`."""
@@ -163,7 +168,10 @@ class Writer:
             case Embed():
                 self.embed(step)
             case AddPositions():
-                rows = f"{self.path(step.positions.weight)}[{step.first} : {step.first} + {self.idx}.size(1)]"
+                weight, idx = self.path(step.positions.weight), self.idx
+                rows = f"{weight}[{step.first} : {step.first} + {idx}.size(1)]"
+                if step.pad is not None:
+                    rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
                 self.lines.append(f"x = h + {rows}\n    h = x")
             case AddTypes():
                 self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
@@ -210,7 +218,7 @@ class Writer:
             case Logits():
                 self.logits(step)
             case HiddenStates():
-                self.lines.append("return h")
+                pass  # followed by the head
             case _:
                 unreachable(step)
 
@@ -311,7 +319,8 @@ class Writer:
         self.has_heads = False
         settings = f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
         if step.bias is None:
-            self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {step.window or 0}, {settings})")
+            settings = f"{step.window or 0}, {step.causal}, {settings}"
+            self.lines.append(f"h = self_attention(q, k, v, {step.scale}, {settings})")
         else:
             self.lines.append(f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})")
         self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
@@ -328,6 +337,27 @@ class Writer:
                 later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
                 self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
         return f"bias{self.biases.index(step.bias)}"
+
+    def head(self, model: Encoder) -> None:
+        """The head of an encoder (models/heads.py)."""
+        head: Any = model.head
+        if isinstance(head, SequenceHead):
+            self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, 0]")
+            self.drop(head.input_dropout.p)
+        if isinstance(head, MaskedLMHead):
+            layer, (weight, bias) = head.transform, head.output(model.token_embedding)
+            output = f"F.linear(h, {self.path(weight)}, {self.path(bias)})"
+        elif head is not None:
+            layer, output = head.dense, f"F.linear(h, {self.path(head.out.weight)}, {self.path(head.out.bias)})"
+        if head is not None:
+            if layer is not None:
+                name = next(name for name, function in ACTIVATIONS.items() if function is head.act)
+                self.lines.append(f"h = {self.activation(name)}({self.output(layer)})")
+            if head.norm is not None:
+                self.lines.append(f"h = {self.normed('h', head.norm)}")
+            self.drop(0.0 if isinstance(head, MaskedLMHead) else head.dropout.p)
+            self.lines.append(f"h = {output}")
+        self.lines.append("return h")
 
     def delta_rule(self, step: DeltaRule) -> None:
         H, V, (N, _, taps) = step.heads, step.norm.weight.numel(), step.conv.weight.shape
@@ -387,10 +417,16 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 
 
 def self_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float | None, sinks: Tensor | None,
-    dropout: float, upcast: bool,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, causal: bool, softcap: float | None,
+    sinks: Tensor | None, dropout: float, upcast: bool,
 ) -> Tensor:  # fmt: skip
     """`Past.attend` without a cache. window: 0 for none."""
+    if not causal:
+        mask: Tensor | None = None
+        if 0 < window < q.size(2):
+            positions = torch.arange(q.size(2), device=q.device)
+            mask = ((positions.unsqueeze(1) - positions).abs() < window)[None, None]
+        return attention(q, k, v, mask, False, scale, softcap, sinks, dropout, upcast)
     if 0 < window < q.size(2):  # TorchScript has no chained comparisons
         starts = torch.zeros(q.size(0), dtype=torch.long, device=q.device)
         return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
@@ -417,8 +453,8 @@ def experts(
 
 
 FUNCTIONS = (
-    attention, check, experts, gated_delta, gated_rms_norm, merge_heads, query_growth, relative_bias, rms_norm,
-    rotary_angles, rotate, scaled, self_attention, split_heads,
+    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
+    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
 )  # fmt: skip
 
 

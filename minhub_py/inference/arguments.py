@@ -6,6 +6,8 @@ from os import PathLike
 from reprlib import repr as brief
 from typing import Any, TypeGuard
 
+from minhub_py.system.spelling import call_name
+
 
 def model_of(model: object, call: str) -> Any:
     """The model without its wrappers for data parallelism. call: the public function, for messages.
@@ -33,15 +35,23 @@ def model_of(model: object, call: str) -> Any:
 
 def decoder_of(model: object, call: str) -> Any:
     """`model_of` for calls that predict next tokens. ValueError: also for an encoder, or without output head."""
-    own = model_of(model, call)
-    if own.encoder_only:
-        raise ValueError(
-            f"{call} needs a model that predicts next tokens, and {own.config.TITLE} with bidirectional attention is "
-            "an encoder: use embed(), or masked_tokens() for a masked language model"
-        )
-    if own.without_head:
+    result = model_of(model, call)
+    if result.encoder_only:
+        raise ValueError(f"{call}: {not_a_decoder(result.config)}")
+    if result.without_head:
         raise ValueError(f"{call} needs a model with an output head, which this checkpoint does not have: use embed()")
-    return own
+    return result
+
+
+def not_a_decoder(config: Any) -> str:
+    """The message for a text encoder in place of a model that generates text."""
+    head, calls = getattr(config, "head", None), ["embed"]
+    if head == "masked_lm":
+        calls.append("masked")
+    elif head == "sequence":
+        calls.append("rerank" if len(config.labels) == 1 else "classify")
+    names = " or ".join(map(call_name, calls))
+    return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 
 
 def check_tokenizer(tokenizer: object, method: str) -> None:

@@ -27,7 +27,7 @@ class EncoderRunner(Protocol):
         """The hidden states of the last layer (tokens, C), float32 on the CPU, for the tokens of all texts in order.
 
         texts: token IDs, at least one per text.    types: the token types of each text; default: 0.
-        ValueError: a text has more tokens than the model has positions, or an invalid token ID.
+        ValueError: a text has more tokens than the model has positions, or an invalid token ID or type.
         """
 
 
@@ -39,8 +39,7 @@ class NativeEncoder(NativeRunner):
         super().__init__(model)
         self.size = self.operations[-1].weight.columns
         self.encoder_model = model
-        counts = getattr(model.config, "counts_tokens", False)
-        self.pad: int | None = getattr(model.config, "pad_token_id", None) if counts else None
+        self.pad: int | None = getattr(model.config, "uncounted_token", None)
         step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])
         self.kv_heads, self.head_size = step.attend.kv_heads, step.attend.head_size
         self.dtype = next(model.parameters()).dtype
@@ -48,10 +47,9 @@ class NativeEncoder(NativeRunner):
     def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
         """See `EncoderRunner`."""
         if self.pad is not None and any(self.pad in ids for ids in texts):
-            return TorchEncoder(self.encoder_model).hidden_states(
-                texts, types
-            )  # a padding token within a text has no position
-        check_texts(self.encoder_model, texts)
+            # A padding token within a text has no position.
+            return TorchEncoder(self.encoder_model).hidden_states(texts, types)
+        check_texts(self.encoder_model, texts, types)
         lengths = [len(ids) for ids in texts]
         count = sum(lengths)
         if self.buffers.size(1) < count:
@@ -85,7 +83,7 @@ class TorchEncoder:
     @torch.inference_mode()
     def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
         """See `EncoderRunner`."""
-        check_texts(self.model, texts)
+        check_texts(self.model, texts, types)
         device = next(self.model.parameters()).device
         pad = getattr(self.model.config, "pad_token_id", None) or 0
         idx = padded(texts, pad).to(device)
@@ -103,7 +101,7 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 
-def check_texts(model: Encoder, texts: Sequence[Sequence[int]]) -> None:
+def check_texts(model: Encoder, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> None:
     """ValueError: see `EncoderRunner.hidden_states`."""
     title, limit, size = model.config.TITLE, model.config.context_length, model.config.vocab_size
     if limit is not None and max(map(len, texts)) > limit:
@@ -114,6 +112,11 @@ def check_texts(model: Encoder, texts: Sequence[Sequence[int]]) -> None:
             f"{title}: token IDs must be between 0 and {size - 1}, but range from {smallest} to {largest}: use the "
             "tokenizer of this model"
         )
+    count = getattr(model.config, "type_vocab_size", 0)
+    if types is not None and count and not all(0 <= number < count for row in types for number in row):
+        raise ValueError(f"{title}: token types must be between 0 and {count - 1}")
+    if types is not None and list(map(len, types)) != list(map(len, texts)):
+        raise ValueError(f"{title}: a text must have as many token types as tokens")
 
 
 def encoder_runner(model: Any) -> EncoderRunner:

@@ -11,7 +11,6 @@ from minhub_py.inference.native.library import UnsupportedError
 from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import architecture_of
 
 
 def is_of_this_package(model: nn.Module) -> bool:
@@ -41,7 +40,7 @@ def check_unmodified(model: LanguageModel) -> None:
         raise UnsupportedError("autocast is on")
     key = (cls, repr(model.config))
     if key not in _originals:
-        bare = skeleton(architecture_of(model.config.to_hub()["model_type"]), model.config)
+        bare = skeleton(cls, model.config)
         _originals[key] = {
             name: Original(module, shapes(module), settings(module)) for name, module in bare.named_modules()
         }

@@ -61,7 +61,7 @@ class Worker:
         tokenizer = read_tokenizer(checkpoint.path)
         model = load(checkpoint, **loading)
         task = TASKS[self.task]
-        no_result = [dict.fromkeys(column.name for column in task.columns)]
+        no_result = [dict.fromkeys(column.name for column in task.all_columns(self.settings))]
 
         def compute(chunk: Chunk) -> bytes:
             texts, notes = [], dict[str, None]()

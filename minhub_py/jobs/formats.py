@@ -359,10 +359,46 @@ class ParquetWriter:
         sync(self.path)
 
 
+class NpyWriter:
+    """Writes the only result, a vector, as a float32 matrix (rows, components) in numpy's format.
+
+    Rows without a result are NaN. The input columns are not written.
+    """
+
+    def __init__(self, path: Path, results: Sequence[Column]) -> None:
+        import numpy as np
+
+        self.path, self.column, self.rows, self.np = path, next(c for c in results if c.type == "vector"), 0, np
+        self.file = path.open("wb")
+        self.file.write(self._header())
+
+    def _header(self) -> bytes:
+        """The header, of equal length for each number of rows."""
+        description = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.rows}, {self.column.width})}}"
+        return b"\x93NUMPY\x01\x00\xf6\x00" + description.ljust(245).encode() + b"\n"
+
+    def write(self, batch: Batch, indices: Sequence[int], results: Sequence[Row]) -> None:
+        """Write rows. See `TextWriter.write`."""
+        missing = [self.np.nan] * self.column.width
+        vectors = [missing if result[self.column.name] is None else result[self.column.name] for result in results]
+        self.file.write(self.np.array(vectors, "<f4").tobytes())
+        self.rows += len(vectors)
+
+    def close(self) -> None:
+        """Write the number of rows to the header, flush the file to the disk, and close it."""
+        with self.file:
+            self.file.seek(0)
+            self.file.write(self._header())
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+
 def open_writer(
     path: Path, file_format: str, columns: Mapping[str, Any], results: Sequence[Column]
-) -> TextWriter | ParquetWriter:
+) -> TextWriter | ParquetWriter | NpyWriter:
     """Create a file for rows with input columns and result columns."""
+    if file_format == "npy":
+        return NpyWriter(path, results)
     if file_format == "parquet":
         return ParquetWriter(path, columns, results)
     return TextWriter(path, file_format, columns, results)

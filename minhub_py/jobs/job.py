@@ -22,7 +22,7 @@ from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
 from minhub_py.jobs.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 from minhub_py.jobs.sources import Source
-from minhub_py.jobs.tasks import TASKS
+from minhub_py.jobs.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint
@@ -145,7 +145,7 @@ def run(
 
 def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
     """The output files: one for all inputs, or one per input. click.UsageError: a path is not possible."""
-    if format_of(job.out):
+    if output_format_of(job.out, TASKS[job.task]):
         if job.out.is_dir():
             raise click.UsageError(f"--out {job.out} is a folder with the extension of a file. Use another name.")
         outputs = [job.out]
@@ -159,6 +159,13 @@ def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
         if any(output.exists() and output.samefile(path) for output in outputs):
             raise click.UsageError(f"--out {path} is one of the input files. Use another name.")
     return outputs
+
+
+def output_format_of(path: Path, task: Task) -> str | None:
+    """The format of an output file. A task with one vector column supports .npy, too."""
+    if path.suffix.lower() == ".npy" and [column.type for column in task.columns] == ["vector"]:
+        return "npy"
+    return format_of(path)
 
 
 def check_packages(job: Job, paths: Sequence[Path]) -> None:
@@ -179,7 +186,8 @@ def check_outputs(job: Job, outputs: Sequence[Path]) -> None:
 
 def result_columns(job: Job, inputs: Sequence[Source]) -> list[Column]:
     """The columns of the results. ValueError: an input column has the same name."""
-    columns = [replace(column, name=job.prefix + column.name) for column in TASKS[job.task].columns]
+    columns = TASKS[job.task].all_columns(job.settings or {})
+    columns = [replace(column, name=job.prefix + column.name) for column in columns]
     if is_merged(job, inputs):
         columns.insert(0, Column("file", "string"))
     for source in inputs:
@@ -195,18 +203,26 @@ def result_columns(job: Job, inputs: Sequence[Source]) -> list[Column]:
 
 def is_merged(job: Job, inputs: Sequence[Source]) -> bool:
     """Whether several files are merged into one, with an additional column `file`."""
-    return len(inputs) > 1 and format_of(job.out) is not None
+    return len(inputs) > 1 and output_format_of(job.out, TASKS[job.task]) is not None
 
 
 def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]:
     """Download and validate the model. Returns the worker and the job's record."""
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+    from minhub_py.inference.arguments import not_a_decoder
     from minhub_py.pretrained import describe, open_checkpoint
+
+    task = TASKS[job.task]
 
     def check(files: "Checkpoint") -> None:
         read_tokenizer(files.path)
-        architecture, _ = describe(files)
+        architecture, config = describe(files)
+        is_encoder = architecture.model_class(config).encoder_only
+        if is_encoder and task.models == "decoders":
+            raise ValueError(not_a_decoder(config))
+        if not is_encoder and task.models == "encoders":
+            raise ValueError(f"{job.task} needs a text encoder such as BERT, not {config.TITLE}")
         if not architecture.Model.encoder_decoder:
             check_separators(job, inputs)
 
@@ -222,7 +238,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
         "extra_columns": list(job.extra_columns), "prefix": job.prefix, "model": fingerprint(path), "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in inputs],
     }  # fmt: skip
-    return worker, record if TASKS[job.task].exact else {**record, "threads": threads_per_process(job)}
+    return worker, record if task.exact else {**record, "threads": threads_per_process(job)}
 
 
 def check_separators(job: Job, inputs: Sequence[Source]) -> None:
@@ -371,7 +387,7 @@ def open_writers(
         if path.exists():
             remove(path)
     with parts.os_errors():
-        if file_format := format_of(job.out):
+        if file_format := output_format_of(job.out, TASKS[job.task]):
             yield inputs, open_writer(parts.joined, file_format, sources.merge_columns(inputs), columns)
             return
         parts.joined_files.mkdir()

@@ -6,6 +6,7 @@ missing.
 """
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,6 +47,8 @@ class Task:
     chunk: the number of texts computed together, the most that is lost in a kill.
     verb: the label of the progress bar.
     exact: results are bitwise identical for any number of threads. Otherwise, a resumed job requires the same number.
+    models: the models that compute the task.
+    more_columns: further columns of the results, which depend on the settings.
     extra: the option that names an additional input column: "target", or "by", whose values identify the text to which
         a word belongs. With "by", a chunk contains complete texts.
     """
@@ -56,6 +59,12 @@ class Task:
     verb: str
     exact: bool = True
     extra: Literal["", "target", "by"] = ""
+    models: Literal["all", "decoders", "encoders"] = "decoders"
+    more_columns: Callable[[Mapping[str, Any]], Sequence[Column]] | None = None
+
+    def all_columns(self, settings: Mapping[str, Any]) -> Sequence[Column]:
+        """The columns of the results with these settings."""
+        return (*self.columns, *(() if self.more_columns is None else self.more_columns(settings)))
 
 
 def measures(tokenizer: "Tokenizer", ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
@@ -170,6 +179,78 @@ def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings:
     return [[{"embedding": [float(str(number)) for number in vector]}] for vector in vectors]
 
 
+def classify(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, labels: Sequence[str], zero_shot: bool,
+    hypothesis: str, multi_label: bool,
+) -> list[Results]:  # fmt: skip
+    """The most likely label of each text, and the probability of each label."""
+    from minhub_py.analysis.classify import classify as classify_texts
+
+    columns = classify_texts(
+        model, tokenizer, [text.text for text in texts], labels if zero_shot else None, hypothesis=hypothesis,
+        multi_label=multi_label,
+    )  # fmt: skip
+    return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
+
+
+def rerank(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool) -> list[Results]:
+    """The relevance of each text for the query."""
+    from minhub_py.analysis.classify import rerank as rerank_texts
+
+    columns = rerank_texts(model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores)
+    scores = dict(zip(columns["text"].tolist(), plain(columns["score"]), strict=True))
+    return [[{"score": scores[number]}] for number in range(len(texts))]
+
+
+def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int) -> list[Results]:
+    """The most likely tokens at each mask of each text, `n` rows per mask."""
+    from minhub_py.analysis.masked import masked_tokens
+
+    pattern = mask_pattern(tokenizer)
+    with_mask = [number for number, text in enumerate(texts) if re.search(pattern, text.text)]
+    results: list[Results] = [[] for _ in texts]
+    if with_mask:
+        columns = masked_tokens(model, tokenizer, [texts[number].text for number in with_mask], n)
+        for number, mask, token, prob, logprob in zip(
+            *map(plain, (columns[name] for name in ("text", "mask", "token", "prob", "logprob"))), strict=True
+        ):
+            results[with_mask[number]].append({"mask_n": mask + 1, "token": token, "prob": prob, "logprob": logprob})
+    return results
+
+
+def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
+    """The log-probability of each target in place of the mask of its text."""
+    from minhub_py.analysis.masked import masked_logprobs
+
+    results: list[Results] = [[] for _ in texts]
+    pattern = mask_pattern(tokenizer)
+    parts = {number: re.split(pattern, text.text) for number, text in enumerate(texts)}
+    numbers = [number for number, part in parts.items() if len(part) == 2]
+    if numbers:
+        columns = masked_logprobs(
+            model, tokenizer, [parts[number][0].strip() for number in numbers],
+            [texts[number].extra for number in numbers], [parts[number][1].strip() for number in numbers],
+        )  # fmt: skip
+        for number, tokens, logprob in zip(numbers, *map(plain, columns.values()), strict=True):
+            results[number] = [{"tokens": tokens, "logprob": logprob}]
+    return results
+
+
+def mask_pattern(tokenizer: "Tokenizer") -> str:
+    """A pattern that matches a mask: [MASK], or the tokenizer's own spelling."""
+    from minhub_py.analysis.masked import mask_of
+
+    return f"{re.escape('[MASK]')}|{re.escape(mask_of(tokenizer))}"
+
+
+def plain(values: Any) -> list[Any]:
+    """A column as values of Python. Numbers in float32 have the fewest digits that identify them; NaN is None."""
+    if not hasattr(values, "dtype"):
+        return list(values)
+    values = [float(str(value)) for value in values] if str(values.dtype) == "float32" else values.tolist()
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+
+
 SCORE = (
     Column("tokens", "int64"), Column("characters", "int64"), Column("nats", "float64"),
     Column("nats_per_token", "float64"), Column("perplexity", "float64"), Column("bits_per_character", "float64"),
@@ -177,6 +258,9 @@ SCORE = (
 WORD_VALUES = (
     Column("tokens", "int64"), Column("logprob", "float64"), Column("surprisal", "float64"),
     Column("entropy", "float64"),
+)  # fmt: skip
+MASKED = (
+    Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
 )  # fmt: skip
 WORDS = (Column("word_n", "int64"), Column("word", "string"), *WORD_VALUES)
 
@@ -186,5 +270,23 @@ TASKS: Mapping[str, Task] = {
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words"),
     "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by"),
-    "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False),
+    "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
+    "classify": Task(
+        classify,
+        (Column("label", "string"), Column("prob", "float64")),
+        256,
+        "Classifying",
+        models="encoders",
+        more_columns=lambda settings: [Column(f"prob_{label}", "float64") for label in settings["labels"]],
+    ),
+    "rerank": Task(rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"),
+    "masked": Task(masked, MASKED, 128, "Predicting", models="encoders"),
+    "masked_targets": Task(
+        masked_targets,
+        (Column("tokens", "int64"), Column("logprob", "float64")),
+        256,
+        "Scoring targets",
+        extra="target",
+        models="encoders",
+    ),
 }

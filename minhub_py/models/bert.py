@@ -18,7 +18,7 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import ACTIVATIONS, Encoder
 from minhub_py.models.cache import Past
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import merge_heads, split_heads
+from minhub_py.models.layers import counted_positions, merge_heads, split_heads
 from minhub_py.models.settings import unavailable
 from minhub_py.models.steps import (
     Add,
@@ -100,11 +100,9 @@ class Bert(Encoder):
 
     def positions(self, idx: Tensor, past: Past) -> Tensor:
         """The row of the position embedding for each token (B or 1, T)."""
-        if not self.config.counts_tokens:
+        if self.config.uncounted_token is None:
             return past.positions
-        pad = self.config.pad_token_id or 0
-        tokens = (idx != pad).long()
-        return tokens.cumsum(dim=1) * tokens + pad
+        return counted_positions(idx, self.config.uncounted_token)
 
     def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
         x = self.embed_tokens(idx) + self.embed_positions(self.positions(idx, past))  # (B, T, E)
@@ -121,7 +119,7 @@ class Bert(Encoder):
         block: Any
         act, p = self.config.hidden_act, self.drop.p
         yield Embed(self.embed_tokens)
-        yield AddPositions(self.embed_positions, self.config.first_position)
+        yield AddPositions(self.embed_positions, self.config.first_position, self.config.uncounted_token)
         if self.embed_types is not None:
             yield AddTypes(self.embed_types)
         yield Norm(self.norm, to_residual=True, dropout=p)
@@ -148,10 +146,13 @@ def head_of(config: "BertConfig") -> nn.Module | None:
     if config.head == "masked_lm":
         act = ACTIVATIONS[config.hidden_act if kind in ("bert", "distilbert") else "gelu"]
         norm = nn.LayerNorm(E, eps=config.layer_norm_eps)
-        return MaskedLMHead(C, E, config.vocab_size, act, norm, bias=True, tied=config.tie_word_embeddings)
+        own_bias = kind not in ("distilbert", "electra")
+        return MaskedLMHead(C, E, config.vocab_size, act, norm, True, config.tie_word_embeddings, own_bias)
     if config.head == "sequence":
         name = {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
-        return SequenceHead(C, labels, ACTIVATIONS[name], dropout=p)
+        first = p if kind in (*ROBERTA, "electra") else 0.0
+        return SequenceHead(C, labels, ACTIVATIONS[name], dropout=p, input_dropout=first)
+    p = config.hidden_dropout_prob if kind == "distilbert" else p
     return TokenHead(C, labels, dropout=p) if config.head == "tokens" else None
 
 
@@ -180,7 +181,7 @@ class BertConfig(HeadSettings):
         "roberta": {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "xlm-roberta": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         "camembert": {"vocab_size": 30522, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-        "distilbert": {},
+        "distilbert": {"classifier_dropout": 0.2},
         "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
     }
 
@@ -216,14 +217,14 @@ class BertConfig(HeadSettings):
             raise ValueError("BERT: a distilbert model has layer_norm_eps 1e-12")
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether positions count the tokens that are not padding, starting after the ID of the padding token."""
-        return self.model_type in ROBERTA
+    def uncounted_token(self) -> int | None:
+        """The padding token, if positions do not count it (layers.counted_positions)."""
+        return (self.pad_token_id or 0) if self.model_type in ROBERTA else None
 
     @property
     def first_position(self) -> int:
         """The row of the position embedding for the first token."""
-        return (self.pad_token_id or 0) + 1 if self.counts_tokens else 0
+        return 0 if self.uncounted_token is None else self.uncounted_token + 1
 
     @property
     def context_length(self) -> int:
@@ -239,17 +240,11 @@ class BertConfig(HeadSettings):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
-        settings = {name: value for name, value in asdict(self).items() if name not in dropped}
-        for name in ("id2label", "num_labels", "problem_type"):
-            if settings[name] is None:
-                del settings[name]
-        if self.id2label is not None:
-            settings["label2id"] = {label: number for number, label in enumerate(self.labels)}
+        settings = self.hub_settings(NAMES[self.model_type])
+        settings = {name: value for name, value in settings.items() if name not in dropped}
         for hub, name in self.ALIASES.get(self.model_type, {}).items():
             if name in settings:
                 settings[hub] = settings.pop(name)
         if self.model_type == "distilbert":
             del settings["layer_norm_eps"], settings["type_vocab_size"]
-        suffix = {"masked_lm": "ForMaskedLM", "sequence": "ForSequenceClassification",
-                  "tokens": "ForTokenClassification", None: "Model"}[self.head]  # fmt: skip
-        return {**settings, "architectures": [NAMES[self.model_type] + suffix]}
+        return settings

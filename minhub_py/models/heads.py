@@ -10,7 +10,7 @@ Notation
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -21,54 +21,74 @@ Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
 HEADS = {"Model": None, "ForMaskedLM": "masked_lm", "ForPreTraining": "masked_lm",
          "ForSequenceClassification": "sequence", "ForTokenClassification": "tokens"}  # fmt: skip
+SUFFIXES = {None: "Model", "masked_lm": "ForMaskedLM", "sequence": "ForSequenceClassification",
+            "tokens": "ForTokenClassification"}  # fmt: skip
 
 
 class MaskedLMHead(nn.Module):
-    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own."""
+    """Logits (B, T, V) of the token at each position. The decoder is the token embedding, or a weight of its own.
+
+    own_bias: whether an untied decoder has a bias of its own, as in BERT; `bias` then has no effect.
+    """
 
     def __init__(
-        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool
-    ) -> None:
+        self, size: int, embedding_size: int, vocab_size: int, act: Activation, norm: nn.Module, bias: bool, tied: bool,
+        own_bias: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.transform = nn.Linear(size, embedding_size, bias=bias)
         self.act, self.norm = act, norm
-        self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=False)
+        self.decoder = None if tied else nn.Linear(embedding_size, vocab_size, bias=own_bias)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, x: Tensor, embedding: Any, mask: Tensor | None = None) -> Tensor:
         x = self.norm(self.act(self.transform(x)))  # (B, T, E)
-        return F.linear(x, embedding.weight if self.decoder is None else self.decoder.weight, self.bias)
+        weight, bias = self.output(embedding)
+        return F.linear(x, weight, bias)
+
+    def output(self, embedding: Any) -> tuple[Tensor, Tensor]:
+        """Weight (V, E) and bias (V,) of the decoder."""
+        if self.decoder is None:
+            return embedding.weight, self.bias
+        return self.decoder.weight, self.bias if self.decoder.bias is None else self.decoder.bias
 
 
 class SequenceHead(nn.Module):
     """Scores (B, L) of the labels: from the first token, or from the mean of all tokens.
 
-    norm: between the activation and the output layer, or None.
+    norm: between the activation and the output layer, or None.    input_dropout: before the first layer.
     """
 
     def __init__(
         self, size: int, labels: int, act: Activation, norm: nn.Module | None = None, bias: bool = True,
-        mean: bool = False, dropout: float = 0.0,
+        mean: bool = False, dropout: float = 0.0, input_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dense, self.act, self.norm = nn.Linear(size, size, bias=bias), act, norm
         self.out, self.mean, self.dropout = nn.Linear(size, labels), mean, nn.Dropout(dropout)
+        self.input_dropout = nn.Dropout(input_dropout)
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
         x = mean_of(x, mask) if self.mean else x[:, 0]
-        x = self.act(self.dense(self.dropout(x)))  # (B, C)
+        x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
 
 class TokenHead(nn.Module):
-    """Scores (B, T, L) of the labels of each token."""
+    """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias, or None."""
 
-    def __init__(self, size: int, labels: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, size: int, labels: int, dropout: float = 0.0, act: Activation | None = None, norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
+        self.dense = None if act is None else nn.Linear(size, size, bias=False)
+        self.act, self.norm = act, norm
         self.out, self.dropout = nn.Linear(size, labels), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
-        return self.out(self.dropout(x))
+        if self.dense is not None and self.act is not None:
+            x = self.act(self.dense(x))
+        return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
 
 def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,3 +120,13 @@ class HeadSettings:
         if self.id2label is not None:
             return [str(self.id2label[key]) for key in sorted(self.id2label, key=int)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
+
+    def hub_settings(self, name: str) -> dict[str, Any]:
+        """All settings for config.json, with the class of the transformers model. name: the class without its end."""
+        settings = asdict(self)
+        for setting in ("id2label", "num_labels", "problem_type"):
+            if settings[setting] is None:
+                del settings[setting]
+        if self.id2label is not None:
+            settings["label2id"] = {label: number for number, label in enumerate(self.labels)}
+        return {**settings, "architectures": [name + SUFFIXES[self.head]]}

@@ -220,3 +220,24 @@ def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, max_distance: i
     distances = keys.unsqueeze(1) - queries.unsqueeze(2)
     buckets = distance_buckets(distances, weight.size(0), max_distance, bidirectional)
     return F.embedding(buckets, weight).permute(0, 3, 1, 2)
+
+
+def counted_positions(idx: Tensor, pad: int) -> Tensor:
+    """The row of the position embedding for each token (B, T), as in RoBERTa: pad + 1 for the first.
+
+    Tokens with the ID `pad` are not counted, and have row `pad`.
+    """
+    tokens = (idx != pad).long()
+    return tokens.cumsum(dim=1) * tokens + pad
+
+
+class RelativeBias(nn.Embedding):
+    """`relative_bias` as a module: a number per bucket of distances and head, (buckets, H)."""
+
+    def __init__(self, buckets: int, heads: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__(buckets, heads)
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:  # type: ignore[override]
+        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
+        return relative_bias(self.weight, queries, keys, self.max_distance, self.bidirectional)

@@ -189,3 +189,48 @@ T5: Sizes = {
         }.items()
     },
 }
+
+
+def _encoder(C: int, layers: int, heads: int, head: str = "", **more: Any) -> dict[str, Any]:
+    """head: the class of the transformers model; none for a body without a head."""
+    return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "architectures": [head] if head else None, **more}  # fmt: skip
+
+
+def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:
+    head = "RobertaForMaskedLM" if model_type == "roberta" else "XLMRobertaForMaskedLM"
+    return _encoder(C, layers, heads, head, model_type=model_type, vocab_size=vocab_size, layer_norm_eps=1e-5,
+                    max_position_embeddings=514, type_vocab_size=1)  # fmt: skip
+
+
+BERT: Sizes = {
+    "google-bert/bert-base-uncased": _encoder(768, 12, 12, "BertForMaskedLM"),
+    "google-bert/bert-large-uncased": _encoder(1024, 24, 16, "BertForMaskedLM"),
+    "sentence-transformers/all-MiniLM-L6-v2": _encoder(384, 6, 12),
+}
+ROBERTA: Sizes = {
+    "FacebookAI/roberta-base": _roberta(768, 12, 12, "roberta", 50265),
+    "FacebookAI/roberta-large": _roberta(1024, 24, 16, "roberta", 50265),
+    "FacebookAI/xlm-roberta-base": _roberta(768, 12, 12, "xlm-roberta", 250002),
+    "FacebookAI/xlm-roberta-large": _roberta(1024, 24, 16, "xlm-roberta", 250002),
+}
+DISTILBERT: Sizes = {
+    "distilbert/distilbert-base-uncased": {
+        "num_hidden_layers": 6, "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]
+    },
+}  # fmt: skip
+ELECTRA: Sizes = {  # without the head, which detects replaced tokens
+    "google/electra-small-discriminator": {"model_type": "electra"},
+    "google/electra-base-discriminator": _encoder(768, 12, 12, model_type="electra", embedding_size=768),
+}
+MPNET: Sizes = {
+    "microsoft/mpnet-base": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514,
+                             "architectures": ["MPNetForMaskedLM"]},
+    "sentence-transformers/all-mpnet-base-v2": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514},
+}  # fmt: skip
+MODERNBERT: Sizes = {
+    "ModernBERT-base": {"classifier_pooling": "mean", "architectures": ["ModernBertForMaskedLM"]},
+    "ModernBERT-large": {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28,
+                         "num_attention_heads": 16, "classifier_pooling": "mean",
+                         "architectures": ["ModernBertForMaskedLM"]},
+}  # fmt: skip

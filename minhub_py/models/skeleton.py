@@ -1,19 +1,20 @@
 """Models without weights, on the meta device."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.registry import Architecture
+
+M = TypeVar("M", bound=LanguageModel)
 
 
-def skeleton(family: Architecture, config: ModelConfig) -> LanguageModel:
+def skeleton(Model: Callable[[Any], M], config: ModelConfig) -> M:
     """Construct a model on the meta device: it has shapes and dtypes but no data, and takes no time."""
     with torch.device("meta"), Uninitialized():
-        return family.new(config)
+        return Model(config)
 
 
 class Uninitialized(TorchFunctionMode):

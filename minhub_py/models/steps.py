@@ -36,10 +36,14 @@ class Embed:
 
 @dataclass(frozen=True, eq=False)
 class AddPositions:
-    """x = h = h + rows of `positions`. first: the row of position 0."""
+    """x = h = h + rows of `positions`. first: the row of position 0.
+
+    pad: the ID of tokens that positions do not count; see `layers.counted_positions`.
+    """
 
     positions: EmbeddingLayer
     first: int = 0
+    pad: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

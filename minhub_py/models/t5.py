@@ -27,20 +27,8 @@ from torch import Tensor, nn
 
 from minhub_py.models.base import ACTIVATIONS, EncoderDecoder
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues, Past
-from minhub_py.models.layers import RMSNorm, merge_heads, relative_bias, split_heads
+from minhub_py.models.layers import RelativeBias, RMSNorm, merge_heads, split_heads
 from minhub_py.models.steps import Add, Attend, CacheEncoder, CrossAttend, Embed, Gate, Linear, Logits, Norm, Step
-
-
-class RelativeBias(nn.Embedding):
-    """The relative position bias of a stack: a number per bucket of distances and head, (buckets, H)."""
-
-    def __init__(self, config: "T5Config", bidirectional: bool) -> None:
-        super().__init__(config.relative_attention_num_buckets, config.num_heads)
-        self.bidirectional, self.max_distance = bidirectional, config.relative_attention_max_distance
-
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:  # type: ignore[override]
-        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
-        return relative_bias(self.weight, queries, keys, self.max_distance, self.bidirectional)
 
 
 class Attention(nn.Module):
@@ -115,7 +103,8 @@ class Block(nn.Module):
 class Stack(nn.Module):
     def __init__(self, config: "T5Config", layers: int, is_decoder: bool) -> None:
         super().__init__()
-        self.relative_bias = RelativeBias(config, bidirectional=not is_decoder)
+        buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        self.relative_bias = RelativeBias(buckets, config.num_heads, distance, bidirectional=not is_decoder)
         self.block = nn.ModuleList(Block(config, number, is_decoder) for number in range(layers))
         self.norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import ollama, openai
+from minhub_py.serve import embeddings, ollama, openai
 from minhub_py.serve.engine import token_text
 from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
@@ -131,15 +131,17 @@ async def metrics(request: HTTPRequest) -> Response:
     lines += [f'minhub_requests_total{{path="{path}",status="{status}"}} {count}'
               for (path, status), count in sorted(server.responses.items())]  # fmt: skip
 
-    def add(name: str, kind: str, value: Callable[[ServedModel], float]) -> None:
+    def add(name: str, kind: str, value: Callable[[ServedModel], float], encoders: bool = True) -> None:
         lines.append(f"# TYPE minhub_{name} {kind}")
         lines.extend(
-            f"minhub_{name}{{model={json.dumps(served.name)}}} {value(served)}" for served in server.models.all
+            f"minhub_{name}{{model={json.dumps(served.name)}}} {value(served)}"
+            for served in server.models.all
+            if encoders or not served.is_encoder
         )
 
-    add("rows", "gauge", lambda served: served.engine.batch_size)
-    add("rows_in_use", "gauge", lambda served: len(served.engine.running))
-    add("requests_waiting", "gauge", lambda served: served.engine.unfinished - len(served.engine.running))
+    add("rows", "gauge", lambda served: served.engine.batch_size, encoders=False)
+    add("rows_in_use", "gauge", lambda served: len(served.engine.active), encoders=False)
+    add("requests_waiting", "gauge", lambda served: served.engine.unfinished - len(served.engine.active))
     for name in ("prompt", "cached", "generated", "finished", "failed", "cancelled"):
         unit = "_tokens" if name in ("prompt", "cached", "generated") else ""
         add(f"{name}{unit}_total", "counter", lambda served, name=name: served.engine.counts[name])  # type: ignore[misc]
@@ -168,7 +170,7 @@ async def detokenize(request: HTTPRequest) -> Response:
 
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
-    served, fields = await server_of(request).read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request, "completion")
     messages = parse_messages(fields.get("messages"), served.engine.max_length)
     ids = await served.encode_chat(messages, parse_variables(fields))
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
@@ -180,12 +182,20 @@ POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": openai.completions,
     "/responses": openai.responses,
+    "/embeddings": embeddings.embeddings,
+    "/rerank": embeddings.rerank,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/apply-template": apply_template,
 }
 OLLAMA_GETS: dict[str, Endpoint] = {"/tags": ollama.tags, "/ps": ollama.running, "/version": ollama.version}
-OLLAMA_POSTS: dict[str, Endpoint] = {"/chat": ollama.chat, "/generate": ollama.generate, "/show": ollama.show}
+OLLAMA_POSTS: dict[str, Endpoint] = {
+    "/chat": ollama.chat,
+    "/generate": ollama.generate,
+    "/embed": ollama.embed,
+    "/embeddings": ollama.embeddings,
+    "/show": ollama.show,
+}
 
 
 def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
@@ -199,13 +209,14 @@ def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
     prefix, gets, posts = ("/api", OLLAMA_GETS, OLLAMA_POSTS) if is_ollama(path) else ("/v1", GETS, POSTS)
     routes = [f"GET {prefix}{route}" for route in gets] + [f"POST {prefix}{route}" for route in posts]
     listed = ", ".join(routes).replace(":path}", "}")
-    return RequestError(404, f"unknown path {path}; available: {listed}, GET /metrics", "unknown_url")
+    return RequestError(404, f"unknown path {path}; available: {listed}, POST /v2/rerank, GET /metrics", "unknown_url")
 
 
 def application(server: Server) -> Middleware:
     """The server's ASGI application."""
     routes = [Route("/", page, name="/"), Route("/page/{name}", page_asset, name="/page"),
-              Route("/metrics", metrics, name="/metrics")]  # fmt: skip
+              Route("/metrics", metrics, name="/metrics"),
+              Route("/v2/rerank", embeddings.cohere_rerank, methods=["POST"], name="/v2/rerank")]  # fmt: skip
     # Clients append their paths to a base URL that may end in /v1; ellmer appends /v1/models to it.
     for prefix in ("", "/v1", "/v1/v1"):
         for endpoints, method in ((GETS, "GET"), (POSTS, "POST")):

@@ -5,11 +5,8 @@ cached prefixes. If a step raises, the engine runs the requests one by one in a 
 request fails.
 """
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,14 +20,11 @@ from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.grammar import Grammar, GrammarError
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
+from minhub_py.serve.engine_thread import EngineThread, Failure
 from minhub_py.system.console import note
 
 # Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the weights more often.
 PREFILL_CHUNK = MAX_TOKENS
-
-
-class BusyError(Exception):
-    """The queue is full, or the engine does not accept requests."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,6 @@ class Delta:
     text: str
     tokens: tuple[Token, ...]
     end: Literal["stop", "length"] | None = None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The end of a request by an error. kind: its cause ("time" is the request's deadline)."""
-
-    kind: Literal["model", "schema", "time", "shutdown"]
-    message: str
 
 
 @dataclass(eq=False)
@@ -118,7 +104,7 @@ class Detokenizer:
         return Delta(text, tokens, end)
 
 
-class Engine:
+class Engine(EngineThread[Request]):
     """A thread that runs a model's batch, with a queue of requests.
 
     batch_size: maximum number of sequences that run at the same time.
@@ -131,43 +117,15 @@ class Engine:
         self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
         prefix_bytes: int = 2**28,
     ) -> None:  # fmt: skip
-        self.model, self.tokenizer = model, tokenizer
-        self.batch_size, self.max_length, self.queue_size = batch_size, max_length, queue_size
-        self.prefix_bytes = prefix_bytes
-        self.inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self.waiting: list[Request] = []
+        super().__init__(batch_size, max_length, queue_size)
+        self.model, self.tokenizer, self.prefix_bytes = model, tokenizer, prefix_bytes
         self.running: dict[int, Request] = {}  # by row of the batch
-        self.accepting, self.stopping = True, False
-        self.counts = {"prompt": 0, "cached": 0, "generated": 0, "finished": 0, "failed": 0, "cancelled": 0}
-        self.lock = threading.Lock()
-        self.unfinished = 0  # number of requests
-        self.thread = threading.Thread(target=self._run, name="minhub engine", daemon=True)
-        self.thread.start()
+        self.start()
 
-    # For any thread
-
-    def submit(self, *requests: Request) -> None:
-        """Queue requests, all or none. BusyError: the queue is full, or the engine stops."""
-        with self.lock:
-            if not self.accepting:
-                raise BusyError("the server is shutting down")
-            if self.unfinished + len(requests) > self.batch_size + self.queue_size:
-                raise BusyError("the queue is full")
-            self.unfinished += len(requests)
-        for request in requests:
-            self.inbox.put(request)
-
-    def stop_accepting(self) -> None:
-        """Reject new requests. Existing ones continue."""
-        with self.lock:
-            self.accepting = False
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Stop the thread. Unfinished requests receive a Failure."""
-        self.stop_accepting()
-        self.stopping = True
-        self.inbox.put(None)
-        self.thread.join(timeout)
+    @property
+    def active(self) -> Collection[object]:
+        """The requests that run."""
+        return self.running
 
     # In the engine's thread
 
@@ -186,15 +144,6 @@ class Engine:
 
     def _new_batch(self) -> Batch:
         return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, chunk=PREFILL_CHUNK)
-
-    def _receive(self, wait: bool) -> None:
-        """Move submitted requests to the waiting list."""
-        with suppress(queue.Empty):
-            while True:
-                request = self.inbox.get(block=wait)
-                wait = False
-                if request is not None:
-                    self.waiting.append(request)
 
     def _step(self, batch: Batch) -> Batch:
         """Run one step. Returns the batch, or a new one after an exception."""
@@ -223,16 +172,6 @@ class Engine:
         if self.running:
             for event in batch.advance():
                 self._process(batch, event)
-
-    def _has_ended(self, request: Request, now: float) -> bool:
-        """Whether a request is cancelled or past its deadline."""
-        if request.cancelled:
-            self._count_end("cancelled")
-        elif now > request.deadline:
-            self._fail(request, Failure("time", "the reply exceeded the server's time limit: shorten it or try again"))
-        else:
-            return False
-        return True
 
     def _admit(self, batch: Batch, request: Request) -> int:
         """Add a request to a batch with the tokens generated so far. Returns its row."""
@@ -317,15 +256,6 @@ class Engine:
                 batch = self._new_batch()
         self.running, self.waiting = {}, intact + self.waiting
         return batch
-
-    def _fail(self, request: Request, failure: Failure) -> None:
-        self._count_end("failed")
-        request.send(failure)
-
-    def _count_end(self, kind: str) -> None:
-        self.counts[kind] += 1
-        with self.lock:
-            self.unfinished -= 1
 
 
 def failure_of(error: Exception) -> Failure:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -20,17 +20,25 @@ from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.serve.engine import BusyError, Delta, Engine, Failure, Request
+from minhub_py.models.base import Encoder
+from minhub_py.serve.engine import Delta, Request
+from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import Fields, RequestError, check_string, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
+Task = Literal["completion", "embedding", "rerank"]
+# Maximum number of characters of a text, per token of its maximum length: WordPiece has one token for an unknown word
+# of any length, and white space has none.
+CHARACTERS_PER_TOKEN = 100
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 
 
 @dataclass(eq=False)
 class ServedModel:
     """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
+
+    The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
     """
@@ -39,7 +47,7 @@ class ServedModel:
     model: Any
     tokenizer: Tokenizer
     template: ChatTemplate
-    engine: Engine
+    engine: EngineThread[Any]
     timeout: float
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -50,8 +58,23 @@ class ServedModel:
         # Two threads for tokenization, so that a long text does not delay all others. One for schemas, which may take
         # much memory.
         self.texts, self.schemas = Workers(2), Workers(1)
+        self.embeddings = Workers(1)  # of a decoder
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        if self.is_encoder:
+            longest = max(longest, CHARACTERS_PER_TOKEN)
         self.max_characters = self.engine.max_length * longest
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model is a text encoder."""
+        return isinstance(self.model, Encoder)
+
+    @property
+    def task(self) -> Task:
+        """The purpose of the model. All models also compute embeddings, and some decoders rerank."""
+        if not self.is_encoder:
+            return "embedding" if self.model.without_head else "completion"
+        return "rerank" if self.model.config.head == "sequence" and len(self.model.config.labels) == 1 else "embedding"
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -163,15 +186,32 @@ class Models:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.all = list(models)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model with this name, also with Ollama's suffix ":latest". RequestError: the name is unknown."""
+    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
+        """The model with this name, also with Ollama's suffix ":latest".
+
+        task: the task of the request. Without a name, the first model for this task is used.
+        RequestError: the name is unknown, or the model does not support the task.
+        """
         if not name:
-            return self.all[0]
-        for served in self.all:
-            if name in (served.name, f"{served.name}:latest"):
-                return served
-        names = ", ".join(served.name for served in self.all)
-        raise RequestError(404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model")
+            served = next((served for served in self.all if task in (None, served.task)), self.all[0])
+        else:
+            found = [served for served in self.all if name in (served.name, f"{served.name}:latest")]
+            if not found:
+                names = ", ".join(served.name for served in self.all)
+                raise RequestError(
+                    404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model"
+                )
+            served = found[0]
+        if task == "completion" and served.task != "completion":
+            route = "/v1/rerank" if served.task == "rerank" else "/v1/embeddings"
+            kind = "a text encoder" if served.is_encoder else "an embedding model"
+            raise invalid(f"{served.name} is {kind}, which does not generate text: use {route}", "model", "task")
+        if task == "rerank" and served.task not in ("rerank", "completion"):
+            raise invalid(
+                f"{served.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
+                "model", "task",
+            )  # fmt: skip
+        return served
 
 
 class Generation:

@@ -1,4 +1,4 @@
-"""Ollama API: tags, show, ps, version, chat and generate.
+"""Ollama API: tags, show, ps, version, chat, generate and embed.
 
 Source: Ollama's API reference. Responses stream by default, as newline-delimited JSON.
 """
@@ -13,10 +13,26 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
 from minhub_py.inference.quantize import kind_of
-from minhub_py.serve.models import Generation, ServedModel, parse_messages, parse_sampling, parse_seed, parse_stops
+from minhub_py.serve.embeddings import (
+    check_count,
+    embed_inputs,
+    encode_texts,
+    numbers,
+    respond_json,
+    unless_disconnected,
+)
+from minhub_py.serve.models import (
+    Generation,
+    ServedModel,
+    Task,
+    parse_messages,
+    parse_sampling,
+    parse_seed,
+    parse_stops,
+)
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import json_line, respond
-from minhub_py.serve.validation import Fields, invalid
+from minhub_py.serve.validation import Fields, check_string, invalid
 
 # Quantization levels that clients know. GGUF types keep their names.
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
@@ -46,10 +62,11 @@ async def show(request: HTTPRequest) -> Response:
     served, _ = await read(request)
     architecture = architecture_of(served)
     names = {"repetition_penalty": "repeat_penalty"}
-    parameters = [f"{names.get(name, name)} {value}" for name, value in served.sampling.items() if value is not None]
+    sampling = {} if served.task != "completion" else served.sampling
+    parameters = [f"{names.get(name, name)} {value}" for name, value in sampling.items() if value is not None]
     return JSONResponse({
         "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),
-        "details": details(served), "modified_at": modified(served), "capabilities": ["completion"],
+        "details": details(served), "modified_at": modified(served), "capabilities": [served.task],
         "model_info": {"general.architecture": architecture, "general.parameter_count": served.parameters,
                        f"{architecture}.context_length": served.engine.max_length},
     })  # fmt: skip
@@ -84,7 +101,7 @@ def timestamp(time: datetime) -> str:
 
 async def chat(request: HTTPRequest) -> Response:
     """POST /api/chat."""
-    served, fields = await read(request)
+    served, fields = await read(request, "completion")
     fields.reject("tools")
     if fields.get("messages") in (None, []):  # requests that load a model
         return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
@@ -97,7 +114,7 @@ async def chat(request: HTTPRequest) -> Response:
 
 async def generate(request: HTTPRequest) -> Response:
     """POST /api/generate. The prompt is a user message; with `raw`, or without a chat template, a text to continue."""
-    served, fields = await read(request)
+    served, fields = await read(request, "completion")
     fields.reject("suffix", "images", "template", "context")
     prompt, system = fields.string("prompt") or "", fields.string("system") or ""
     if not prompt:
@@ -112,14 +129,55 @@ async def generate(request: HTTPRequest) -> Response:
     return await reply(request, fields, generation, ids, lambda text: {"response": text})
 
 
-async def read(request: HTTPRequest) -> tuple[ServedModel, Fields]:
-    """The model and the body of a request."""
+async def embed(request: HTTPRequest) -> Response:
+    """POST /api/embed. Embeddings have length 1; without `truncate`, texts that are too long are rejected."""
+    started = time.monotonic()
+    served, fields = await read(request, "embedding")
+    texts = parse_texts(fields.get("input"))
+    truncate, dimensions = fields.boolean("truncate", True), fields.integer("dimensions", 0, 2**31) or None
+
+    async def work() -> Response:
+        inputs = await encode_texts(served, texts, truncate=truncate)
+        vectors = await embed_inputs(served, inputs, dimensions, normalize=True) if inputs else []
+        return await respond_json(served, lambda: {
+            "model": served.name, "embeddings": [numbers(vector) for vector in vectors],
+            "total_duration": nanoseconds(time.monotonic() - started), "load_duration": 0,
+            "prompt_eval_count": sum(len(row.ids) for row in inputs),
+        })  # fmt: skip
+
+    return await unless_disconnected(request, work())
+
+
+async def embeddings(request: HTTPRequest) -> Response:
+    """POST /api/embeddings, the previous form: one text, without normalization."""
+    served, fields = await read(request, "embedding")
+    prompt = fields.string("prompt") or ""
+
+    async def work() -> Response:
+        inputs = await encode_texts(served, [prompt] if prompt else [], truncate=True)
+        vectors = await embed_inputs(served, inputs, None, normalize=False) if inputs else []
+        return await respond_json(served, lambda: {"embedding": numbers(vectors[0]) if vectors else []})
+
+    return await unless_disconnected(request, work())
+
+
+def parse_texts(value: Any) -> list[str]:
+    """The texts of `input`: a string or a list of strings. An empty input has no texts."""
+    values = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    if not all(isinstance(text, str) for text in values):
+        raise invalid("invalid input type: input must be a string or a list of strings", "input")
+    check_count(values, "input")
+    return [check_string(text, "input") for text in values]
+
+
+async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
+    """The model and the body of a request. task: as in `Models.find`."""
     server = server_of(request)
     fields = await server.read(request)
     name = fields.string("model") or fields.string("name")
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
-    return server.models.find(name), fields
+    return server.models.find(name, task), fields
 
 
 def loaded(served: ServedModel) -> dict[str, Any]:

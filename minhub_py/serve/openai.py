@@ -47,10 +47,12 @@ async def model(request: HTTPRequest) -> Response:
 
 def describe(served: ServedModel) -> dict[str, Any]:
     """The entry of a model in lists. The first three fields of `meta` follow llama.cpp."""
+    generation = (
+        {} if served.task != "completion" else {"default_sampling": served.sampling, "note": served.template.note}
+    )
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "default_sampling": served.sampling,
-                     "note": served.template.note}}  # fmt: skip
+                     "size": served.bytes, "capabilities": [served.task], **generation}}  # fmt: skip
 
 
 # Chat completions
@@ -58,7 +60,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
 
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
-    served, fields = await server_of(request).read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("tools", "functions", "logit_bias", "audio")
     fields.reject("tool_choice", "function_call", harmless=("auto", "none"))
     messages = parse_messages(fields.get("messages"), served.engine.max_length)
@@ -157,7 +159,7 @@ def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dic
 
 async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
     """POST /v1/completions."""
-    served, fields = await server_of(request).read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("suffix")
     inputs = parse_prompts(served, fields.get("prompt"))
     settings = await parse_settings(fields, served, chat=False)
@@ -275,7 +277,7 @@ def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
 
 async def responses(request: HTTPRequest) -> Response:
     """POST /v1/responses: text only, without stored responses."""
-    served, fields = await server_of(request).read_with_model(request)
+    served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("tools", "previous_response_id", "conversation", "prompt")
     fields.reject("tool_choice", harmless=("auto", "none"))
     value = fields.get("input")

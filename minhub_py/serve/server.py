@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
 
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.models import Models, ServedModel, Task
 from minhub_py.serve.validation import Fields, RequestError
 
 PAGE = Path(__file__).with_name("page")
@@ -50,10 +50,10 @@ class Server:
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
 
-    async def read_with_model(self, request: HTTPRequest) -> tuple[ServedModel, Fields]:
-        """The body of a request, and the model that it names."""
+    async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
+        """The body of a request, and the model that it names. RequestError: as in `read` and `Models.find`."""
         fields = await self.read(request)
-        return self.models.find(fields.string("model")), fields
+        return self.models.find(fields.string("model"), task), fields
 
     async def _body(self, request: HTTPRequest) -> bytes:
         """The body. A body that is too large is received up to a limit: clients read the response after sending."""
@@ -103,6 +103,8 @@ def format_error(path: str, error: RequestError) -> dict[str, Any]:
     """An error in the format of a path's API."""
     if is_ollama(path):
         return {"error": error.message}
+    if path.startswith("/v2/"):  # Cohere
+        return {"message": error.message}
     types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
              500: "server_error", 503: "server_error"}  # fmt: skip
     kind = types.get(error.status, "invalid_request_error")

@@ -39,7 +39,7 @@ async def respond(
     stream: Callable[[], AsyncIterator[bytes]] | None,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Start a generation, and respond with `complete` if `stream` is None.
+    """Start a generation, and respond with `complete` unless `stream` is given.
 
     RequestError: the server is busy, or the generation fails before the response starts.
     """

@@ -11,12 +11,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
 from os import PathLike
+from typing import ClassVar
 
 
 class Spelling:
     """Messages for Python."""
 
     train = "train()"
+    calls: ClassVar[Mapping[str, str]] = {
+        "embed": "embed()",
+        "masked": "masked_tokens()",
+        "classify": "classify()",
+        "rerank": "rerank()",
+    }
 
     def setting(self, name: str, value: object = None) -> str:
         """A setting's name, or the setting with a suggested value."""
@@ -36,6 +43,7 @@ class ShellSpelling(Spelling):
     """Messages for the shell: settings are options, and calls are commands."""
 
     train = "minhub train"
+    calls: ClassVar[Mapping[str, str]] = {name: f"minhub {name}" for name in Spelling.calls}
 
     def setting(self, name: str, value: object = None) -> str:
         """An option, such as --batch 8 or --no-carry."""
@@ -88,6 +96,11 @@ def download_call(identifier: str, revision: str) -> str:
 def train_call() -> str:
     """The call that starts a run, in the current spelling."""
     return _current.get().train
+
+
+def call_name(name: str) -> str:
+    """The call or command for text encoders, "embed", "masked", "classify" or "rerank", in the current spelling."""
+    return _current.get().calls[name]
 
 
 def unknown(names: Sequence[str], valid: Sequence[str], title: str = "the settings") -> str:

@@ -317,7 +317,7 @@ class Trainer:
         if not self.group.is_main:
             return
         if self.group.is_sharded:
-            model = skeleton(self.family, model.config)
+            model = skeleton(self.family.Model, model.config)
             model.load_state_dict(state, assign=True)
         ids = self.tokenizer.encode(prompt).ids
         model.eval()

@@ -154,6 +154,9 @@ class Settings:
         return changed(config, dict.fromkeys(names, self.dropout) | dict(self.config))
 
     def _check_architecture(self, architecture: Architecture) -> None:
+        if not architecture.trainable and architecture.is_encoder:
+            raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
+                             "an encoder, which predicts no next token; use a PyTorch training loop")  # fmt: skip
         if not architecture.trainable:
             raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
                              "which is trained on pairs of texts; use a PyTorch training loop")  # fmt: skip

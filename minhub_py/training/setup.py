@@ -350,7 +350,7 @@ def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) ->
     """A checkpoint's model, with the dropout of `settings`."""
     architecture, model, meta = fit(checkpoint)
     if settings is not None:
-        model = skeleton(architecture, settings.tuned_config(architecture, model.config))
+        model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
     tensors = with_values(meta, checkpoint)
     # Contiguous float32 tensors train fastest.
     state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}

@@ -71,11 +71,12 @@ def read(path: Path) -> Summary:
     checkpoint = Checkpoint(path)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
     config = checkpoint.config or {}
+    architecture, model_config = describe(checkpoint)
     return Summary(
         name=path.resolve().name,
         folder=str(path),
         family=entry_of(config.get("model_type")).name,
-        parameters=count(skeleton(*describe(checkpoint))),  # the file may also contain buffers
+        parameters=count(skeleton(architecture.Model, model_config)),  # the file may also contain buffers
         vocab_size=config["vocab_size"],
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],

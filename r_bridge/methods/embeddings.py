@@ -4,26 +4,31 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows
-from r_bridge.methods.text import find_tokenizer, is_text, token_texts
+from r_bridge.convert import Frame, as_array, character, id_rows, scalar
+from r_bridge.methods.text import find_tokenizer, is_text, is_text_or_missing, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
 def embed(
-    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, layer: int, pool: str
-) -> dict[str, Any]:
-    """A matrix with one row per text, NA for a text without tokens; with pool "none", one matrix per text.
+    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, layer: int, pool: str | None,
+    prompt: str | None, dimensions: int | None, normalize: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A matrix with one row per text, NA for a missing text; with pool "none", one matrix per text.
 
     With "none", `tokens` contains the text of each token for each text.
     """
     from minhub_py.analysis.embeddings import embed as embed_texts
-    from minhub_py.analysis.tokens import ids_of_texts
+    from minhub_py.analysis.embeddings import embedded_ids
 
-    tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
-    rows = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
+    as_text = is_text_or_missing(texts)
+    tok = find_tokenizer(model, tokenizer, needed=as_text)
+    rows: Any = texts if as_text else id_rows(texts, model.module.config.vocab_size)
     if pool == "none":
-        rows = ids_of_texts(model.module, tok, rows)
-    settings: Any = {"layer": layer, "pool": pool, "progress": session.progress}
+        rows = embedded_ids(model.module, tok, rows, prompt)
+    settings: Any = {
+        "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": scalar(normalize, bool),
+        "progress": session.progress,
+    }  # fmt: skip
     result = embed_texts(model.module, tok, rows, **settings)
     if pool == "none":
         return {"vectors": [as_array(matrix) for matrix in result], "tokens": [token_texts(tok, ids) for ids in rows]}

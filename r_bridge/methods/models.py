@@ -143,8 +143,11 @@ def save_torchscript(session: Session, model: Model, path: str) -> None:
     save(model.module, Path(path))
 
 
-def forward(session: Session, model: Model, ids: Any, first: int, as_torch: bool) -> Any:
-    """Logits (B, T, V), as an R array or as the components of an R torch tensor."""
+def forward(
+    session: Session, model: Model, ids: Any, first: int, as_torch: bool, attention_mask: Any = None,
+    token_type_ids: Any = None,
+) -> Any:  # fmt: skip
+    """Logits (B, T, V), or the result of an encoder's head, as an R array or as the components of an R torch tensor."""
     import torch
 
     if model.module.encoder_decoder:
@@ -161,10 +164,35 @@ def forward(session: Session, model: Model, ids: Any, first: int, as_torch: bool
             f"all rows must have the same length, not {min(lengths)} to {max(lengths)} ids: call the model with one "
             "row at a time (generate() and token_logprobs() accept rows of different lengths)"
         )
+    device = next(model.module.parameters()).device
+    options = {
+        name: torch.tensor(values, device=device)
+        for name, values in encoder_inputs(model.module, attention_mask, token_type_ids).items()
+    }
     with torch.inference_mode():
-        logits = model.module(torch.tensor(rows, device=next(model.module.parameters()).device))
+        logits = model.module(torch.tensor(rows, device=device), **options)
     session.check_cancelled()
     return raw_tensor(logits) if as_torch else logits
+
+
+def encoder_inputs(module: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, list[list[int]]]:
+    """The mask and the token types that R has sent. ValueError: the model does not use them, or a value is invalid."""
+    from minhub_py.models.base import Encoder
+
+    types = getattr(module, "embed_types", None)
+    sizes = {"attention_mask": 2, "token_type_ids": types.num_embeddings if types is not None else None}
+    inputs = {}
+    for name, values in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        if values is None:
+            continue
+        size = sizes[name] if isinstance(module, Encoder) else None
+        if size is None:
+            raise ValueError(f"{module.config.TITLE}: this model has no {name}: omit the argument")
+        try:
+            inputs[name] = id_rows(values, size)
+        except ValueError as error:
+            raise ValueError(f"{name} must contain whole numbers between 0 and {size - 1}") from error
+    return inputs
 
 
 def raw_tensor(tensor: Any) -> dict[str, Any]:

@@ -15,8 +15,7 @@ def serve(
     """Start a server on localhost. Returns its address, and its number for `stop_serving`."""
     require("serve")
     from minhub_py.chat.templates import chat_template_of
-    from minhub_py.cli.serving import length_of
-    from minhub_py.serve.engine import Engine
+    from minhub_py.cli.serving import engine_for
     from minhub_py.serve.models import Models, ServedModel
     from minhub_py.serve.run import BackgroundServer
     from minhub_py.serve.server import Server
@@ -24,7 +23,7 @@ def serve(
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    engine = Engine(model.module, tok, batch_size=rows, max_length=length_of(model.module, context, name))
+    engine = engine_for(model.module, tok, name, rows=rows, context=context)
     try:
         served = ServedModel(name, model.module, tok, template, engine, 600)
     except ValueError:

@@ -155,6 +155,11 @@ def is_text(value: Any) -> bool:
     )
 
 
+def is_text_or_missing(value: Any) -> bool:
+    """Whether R has sent a character vector, which may contain NA."""
+    return is_text(value) or (isinstance(value, list) and all(text is None or isinstance(text, str) for text in value))
+
+
 def find_tokenizer(model: Model, tokenizer: Tokenizer | None, *, needed: bool) -> Any:
     """A tokenizer, by default the model's own; None if the model has none. ValueError: none, but it is needed."""
     if tokenizer is not None:

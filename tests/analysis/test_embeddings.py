@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import ARCHITECTURES
 from random_weights import draw
-from tokenizers import Tokenizer, models, pre_tokenizers
+from references import CASES, FEW, TOLERANCE, VOCABULARY, states_of, texts_of
+from small_models import LSTM, SINUSOIDAL, T5, tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
 
@@ -23,16 +23,6 @@ from minhub_py.analysis import embeddings as module
 from minhub_py.analysis.hidden_states import HiddenStates
 from minhub_py.inference.quantize import quantize
 from minhub_py.models.cache import Past
-
-TOLERANCE = 5e-5  # of the largest number
-VOCABULARY = 61
-CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
-FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
-LSTM = {"vocab_size": VOCABULARY, "embedding_size": 16, "hidden_size": 24, "num_layers": 3}
-SINUSOIDAL = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "intermediate_size": 36, "max_position_embeddings": 64}  # fmt: skip
-T5 = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2,
-      "num_heads": 4, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +54,6 @@ def t5(tmp_path_factory):
     draw(reference)
     reference.save_pretrained(folder)
     return T5EncoderModel.from_pretrained(folder).eval(), minhub_py.from_pretrained(folder, device="cpu")
-
-
-def texts_of(*lengths: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-
-
-@torch.no_grad()
-def states_of(reference: Any, ids: list[int]) -> list[torch.Tensor]:
-    """transformers' hidden states of one text, (T, C) each, starting with the embeddings."""
-    states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    return [state[0] for state in states]
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
@@ -183,13 +161,6 @@ def test_bfloat16_embeddings_are_close_to_float32(load) -> None:
     expected = torch.stack([states_of(reference, ids)[-1].mean(0) for ids in texts])
     assert vectors.dtype == torch.float32
     assert (vectors - expected).square().mean() < 0.01 * expected.square().mean()
-
-
-def tokenizer() -> Tokenizer:
-    words = ["<unk>", *"the a cat dog sat ran on in mat house and . , !".split()]
-    tokenizer = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return tokenizer
 
 
 def test_missing_and_empty_texts_are_nan() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases import ARCHITECTURES
 from random_weights import draw
-from test_embeddings import LSTM, SINUSOIDAL, T5, VOCABULARY, texts_of, tokenizer
+from references import CASES, FEW, VOCABULARY, texts_of
+from small_models import LSTM, SINUSOIDAL, T5, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
@@ -22,8 +22,6 @@ from minhub_py.analysis.attention import AttentionWeights
 from minhub_py.analysis.lens import LayerPredictions
 from minhub_py.inference.quantize import quantize
 
-FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
-CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
 LENGTH = 40  # beyond any window of the cases
 
 

@@ -388,9 +388,11 @@ def test_failed_logprob_matrix_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_masked_models_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 10}))
-    with pytest.raises(ValueError, match="model_type is 'bert', .* it is a masked model, which fills in blanks"):
+def test_unsupported_encoders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert", "vocab_size": 10}))
+    with pytest.raises(
+        ValueError, match="model_type is 'albert', .* it is an encoder, of which bert, roberta, .* are supp"
+    ):
         minhub_py.from_pretrained(tmp_path)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
         hub, native, back, half = (Path(scratch) / name for name in ("hub", "native", "back", "half"))
         family = ARCHITECTURES["gpt2"]
         config = family.Config(n_layer=arguments.layers)
-        shapes = weights_map.to_hub("gpt2", skeleton(family, config).state_dict())
+        shapes = weights_map.to_hub("gpt2", skeleton(family.Model, config).state_dict())
         write_checkpoint(hub, Drawn(shapes), config.to_hub(), meta=shapes, max_shard_size=SHARD)
         print(f"{'':22}{'read':>10}{'written':>11}{'time':>9}{'read per s':>13}{'peak memory':>14}")
         report("hub -> native", hub, native, "native", "as stored")

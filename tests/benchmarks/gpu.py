@@ -104,7 +104,7 @@ def measured(size: str, dtype: torch.dtype, rows: int) -> str:
     found = preset(size)
     assert found is not None
     family, config = found
-    ours = skeleton(family, config).to_empty(device="cuda").to(dtype).eval()
+    ours = skeleton(family.Model, config).to_empty(device="cuda").to(dtype).eval()
     settings = AutoConfig.for_model(**{key: value for key, value in config.to_hub().items() if key != "architectures"})
     theirs = AutoModelForCausalLM.from_config(settings, dtype=dtype).to("cuda").eval()
     with torch.no_grad():

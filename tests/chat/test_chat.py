@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+from chat_models import chat_tokenizer, write_dialogpt
 from click.testing import CliRunner
-from paths import TEXT
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
-from minhub_py import Chat, from_pretrained, gpt2, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py import Chat, from_pretrained, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import ChatTemplate, TemplateRejectionError, chat_template_of
 from minhub_py.chat.terminal import Commands, QuitError
 from minhub_py.chat.wrap import WordWrap, width
-from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.system.printable import displayed
 
@@ -40,10 +40,7 @@ SYSTEM = "Be brief."
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    text = TEXT.read_text(encoding="utf-8")
-    tokenizer = train_byte_level_bpe([text], 400)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
-    return tokenizer
+    return chat_tokenizer()
 
 
 def a_model(context: int = 256) -> Any:
@@ -109,7 +106,9 @@ def test_a_seed_determines_the_replies_and_their_regenerations(model: Any, token
     assert a_chat(model, tokenizer, seed=free.seed).say("Hi").ids == free.ids
 
 
-def test_undo_fork_save_and_load(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_undone_forked_and_loaded_conversations_continue_identically(
+    model: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     chat = a_chat(model, tokenizer, seed=2, temperature=0.5, stop=["zzz"])
     for text in ("one", "two", "three"):
         chat.say(text)
@@ -351,16 +350,7 @@ def test_an_lstm_recomputes_its_state_for_each_reply() -> None:
 
 @pytest.fixture(scope="module")
 def bot(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """A random checkpoint of DialoGPT's layout: GPT-2, no chat template, and a setting for conversations."""
-    folder = tmp_path_factory.mktemp("dialogpt") / "bot"
-    torch.manual_seed(1)
-    save_pretrained(
-        gpt2(vocab_size=402, n_positions=128, n_embd=16, n_layer=2, n_head=2, eos_token_id=0), folder, tokenizer
-    )
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["task_specific_params"] = {"conversational": {"max_length": 1000}}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return write_dialogpt(tmp_path_factory.mktemp("dialogpt") / "bot", tokenizer)
 
 
 def test_dialogpt_separates_turns_by_the_end_of_text_token(bot: Path) -> None:
@@ -521,7 +511,7 @@ def test_keys_typed_during_a_reply_are_not_echoed(talks: list[Talk]) -> None:
     assert echo
 
 
-def test_an_interactive_chat(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
+def test_the_terminal_shows_replies_and_results_of_commands(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)
     first = talk.until("\n> ")

@@ -66,7 +66,7 @@ def test_deleting_a_revision_keeps_what_others_use(hub: HubServer, name: str) ->
         cache.plan_deletion(REPO, "v1")
 
 
-def test_deleting_one_gguf_file(hub: HubServer) -> None:
+def test_deleting_a_gguf_file_keeps_the_others(hub: HubServer) -> None:
     hub.add(REPO, {"a.gguf": b"a" * 9_000, "deep/b.gguf": b"b" * 8_000})
     for name in ("a.gguf", "deep/b.gguf"):
         plan = minhub.plan_download(f"{REPO}:{name}")
@@ -144,7 +144,7 @@ def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
         (["../x", "--yes"], 1, "is neither a folder nor a name on the Hub"),
     ],
 )
-def test_mistakes(hub: HubServer, arguments: list[str], status: int, message: str) -> None:
+def test_invalid_arguments_are_rejected(hub: HubServer, arguments: list[str], status: int, message: str) -> None:
     done = command(*arguments)
     assert done.exit_code == status
     assert message in " ".join(done.stderr.split())

@@ -24,8 +24,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.manual_seed(0)
     folder = tmp_path / "model"
-    made = gpt2(vocab_size=4, n_positions=16, n_embd=256, n_layer=2, n_head=2)
-    save_pretrained(made, folder, characters("abc"))
+    model = gpt2(vocab_size=4, n_positions=16, n_embd=256, n_layer=2, n_head=2)
+    save_pretrained(model, folder, characters("abc"))
     assert (folder / "model.safetensors").stat().st_size > SIZE
     return folder
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hub_server import HubServer, Request
 from safetensors.torch import save_file
-from test_train import TEXT, Notes
 from tokenizers import Tokenizer
+from training_runs import TEXT, Notes
 
 import minhub_py
 from minhub_py import from_pretrained, save_pretrained, tokenizer_from_pretrained, train
@@ -196,19 +196,19 @@ def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: 
     save_pretrained(model, tmp_path / "untied")
     save_pretrained(model, tmp_path / "tied")
     set_config(tmp_path / "tied", tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
-    found = from_pretrained(tmp_path / "tied", device="cpu")
-    assert not found.config.tie_word_embeddings
-    assert torch.equal(found(IDS), model(IDS))
+    actual = from_pretrained(tmp_path / "tied", device="cpu")
+    assert not actual.config.tie_word_embeddings
+    assert torch.equal(actual(IDS), model(IDS))
     if family != "lstm":
         from transformers import AutoModelForCausalLM
 
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
-        torch.testing.assert_close(found(IDS), theirs(IDS).logits, rtol=0, atol=2e-6)
+        torch.testing.assert_close(actual(IDS), theirs(IDS).logits, rtol=0, atol=2e-6)
     for kind in ("int8", "nf4"):
         small, expected = (from_pretrained(tmp_path / name, device="cpu", quantize=kind) for name in ("tied", "untied"))
         assert torch.equal(small(IDS), expected(IDS))
 
-    save_pretrained(found, tmp_path / "saved")
+    save_pretrained(actual, tmp_path / "saved")
     convert(Checkpoint(tmp_path / "tied"), tmp_path / "native", to="native")
     convert(Checkpoint(tmp_path / "native"), tmp_path / "hub")
     for name in ("saved", "native", "hub"):
@@ -228,10 +228,10 @@ def test_head_that_copies_the_embedding_stays_tied(family: str, tmp_path: Path) 
     untied.load_state_dict({**model.state_dict(), head: embedding})
     save_pretrained(untied, tmp_path)
     set_config(tmp_path, tie_word_embeddings=True)
-    found = from_pretrained(tmp_path, device="cpu")
-    assert found.config.tie_word_embeddings
-    assert found.state_dict().keys() == model.state_dict().keys()
-    assert torch.equal(found(IDS), model(IDS))
+    result = from_pretrained(tmp_path, device="cpu")
+    assert result.config.tie_word_embeddings
+    assert result.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(result(IDS), model(IDS))
 
 
 def test_head_of_another_shape_is_rejected(tmp_path: Path) -> None:

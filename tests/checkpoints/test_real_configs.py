@@ -200,20 +200,20 @@ REFUSED: dict[str, tuple[Settings, str]] = {
 }  # fmt: skip
 
 
-def described(folder: Path, given: Settings) -> tuple[Any, Any]:
-    (folder / "config.json").write_text(json.dumps(given))
+def described(folder: Path, settings: Settings) -> tuple[Any, Any]:
+    (folder / "config.json").write_text(json.dumps(settings))
     return describe(Checkpoint(folder))
 
 
 @pytest.mark.parametrize("name", READ)
 def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
-    given, published = READ[name]
-    family, config = described(tmp_path, given)
-    ours = skeleton(family, config)
+    settings, published = READ[name]
+    family, config = described(tmp_path, settings)
+    ours = skeleton(family.Model, config)
     count = count_of(ours)
     assert published in (count, None)
 
-    text = given.get("text_config", given)
+    text = settings.get("text_config", settings)
     theirs = AutoConfig.for_model(**{key: value for key, value in text.items() if "js_config" not in key})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(theirs)
@@ -232,6 +232,6 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_for_a_true_reason(name: str, tmp_path: Path) -> None:
-    given, message = REFUSED[name]
+    settings, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        described(tmp_path, given)
+        described(tmp_path, settings)

@@ -114,24 +114,24 @@ def perplexity(scores: torch.Tensor) -> float:
 
 @torch.no_grad()
 def test_logits_and_perplexity(theirs: Any, ours: Any, ids: list[int]) -> None:
-    wanted = theirs(torch.tensor([ids])).logits[0]
-    assert (ours(torch.tensor([ids]))[0] - wanted).abs().max() <= 5e-5 * wanted.abs().max()
-    expected = log_probabilities(wanted, ids)
-    [found] = score(ours, [ids])
-    assert (found - expected).abs().max() < 1e-2
-    print(f"perplexity {perplexity(found):.6f}, in transformers {perplexity(expected):.6f}")
-    assert perplexity(found) == pytest.approx(perplexity(expected), rel=1e-3)
+    logits = theirs(torch.tensor([ids])).logits[0]
+    assert (ours(torch.tensor([ids]))[0] - logits).abs().max() <= 5e-5 * logits.abs().max()
+    expected = log_probabilities(logits, ids)
+    [actual] = score(ours, [ids])
+    assert (actual - expected).abs().max() < 1e-2
+    print(f"perplexity {perplexity(actual):.6f}, in transformers {perplexity(expected):.6f}")
+    assert perplexity(actual) == pytest.approx(perplexity(expected), rel=1e-3)
 
 
 @torch.no_grad()
 def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
     tokenizer = tokenizer_from_pretrained(str(file))
     prompt = tokenizer.encode(PROMPT).ids
-    wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
-    [found] = generate(ours, [prompt], 40, temperature=0, eos_id=None)
-    print(tokenizer.decode(found))
-    assert found == wanted[0, len(prompt) :].tolist()
-    assert "Paris" in tokenizer.decode(found)
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    [actual] = generate(ours, [prompt], 40, temperature=0, eos_id=None)
+    print(tokenizer.decode(actual))
+    assert actual == expected[0, len(prompt) :].tolist()
+    assert "Paris" in tokenizer.decode(actual)
 
 
 # --- llama.cpp
@@ -202,8 +202,8 @@ def cost_of_rounding(
         patch.setattr(F, "linear", lambda x, weight, bias=None: linear(rounded(x), weight, bias))
         # A table of llama.cpp has GELU in float16.
         patch.setattr(F, "gelu", lambda x, **options: gelu(x.half().float(), **options).half().float())
-        found = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
-    return (found - whole).abs().mean().item()
+        actual = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
+    return (actual - whole).abs().mean().item()
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +225,10 @@ def test_llama_cpp_in_float32(
     prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:LONG]
     with llama_cpp_of(in_float32) as theirs:
         assert generate(model, [prompt], 40, temperature=0, eos_id=None) == theirs.generate([prompt], 40)
-        wanted = last_logits(theirs, ids)
-    found = model(torch.tensor([ids]))[0, -SHOWN:]
-    apart = ((found - wanted).abs().max() / wanted.abs().max()).item()
-    mine, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (found, wanted))
+        expected = last_logits(theirs, ids)
+    actual = model(torch.tensor([ids]))[0, -SHOWN:]
+    apart = ((actual - expected).abs().max() / expected.abs().max()).item()
+    mine, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (actual, expected))
     difference = (mine - other).abs().mean().item()
     rounding = cost_of_rounding(model, ids, mine, "F32", monkeypatch)
     print(f"F32: logits differ by {apart:.1e} of the largest, log-probabilities by {difference:.1e} on average (GELU: "
@@ -259,19 +259,19 @@ def test_llama_cpp_on_the_same_file(
         packed = from_pretrained(file, device="cpu", quantize="auto")
         [auto], [text] = score(packed, [ids]), generate(packed, [prompt], 40, temperature=0, eos_id=None)
         with llama_cpp_of(file) as theirs:
-            [wanted] = theirs.generate([prompt], 40)
+            [expected] = theirs.generate([prompt], 40)
             other = log_probabilities(last_logits(theirs, ids), ids[-SHOWN:])
     mine = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
     assert (auto[-SHOWN + 1 :] - mine).abs().max() < 1e-2
     difference = (mine - other).abs().mean().item()
     rounding = cost_of_rounding(model, ids, mine, kind, monkeypatch)
-    same = next((place for place, pair in enumerate(zip(text, wanted, strict=True)) if len(set(pair)) > 1), 40)
+    same = next((place for place, pair in enumerate(zip(text, expected, strict=True)) if len(set(pair)) > 1), 40)
     print(f"{kind}: {same} of 40 greedy ids are llama.cpp's; log-probabilities differ by {difference:.4f} on average, "
           f"rounding alone makes {rounding:.4f}; perplexity {perplexity(mine):.4f}, in llama.cpp "
           f"{perplexity(other):.4f}")  # fmt: skip
     if same < 40:  # then the two ids are about as likely
         ahead = model(torch.tensor([prompt + text[:same]]))[0, -1]
-        assert (ahead[text[same]] - ahead[wanted[same]]).abs() < 10 * rounding
+        assert (ahead[text[same]] - ahead[expected[same]]).abs() < 10 * rounding
     assert 0 < difference < 2 * rounding
     assert perplexity(mine) == pytest.approx(perplexity(other), rel=0.05)
 
@@ -298,8 +298,8 @@ def test_what_quantization_costs(real: Real, file: Path, ours: Any, ids: list[in
     print(f"float32 {whole:9.4f}")
     for kind, most in real.loss.items():
         model = from_pretrained(file, device="cpu", quantize=kind)
-        found = perplexity(score(model, [ids])[0])
-        print(f"{kind:7} {found:9.4f} {100 * (found / whole - 1):+6.2f} %")
-        assert found < most * whole
+        result = perplexity(score(model, [ids])[0])
+        print(f"{kind:7} {result:9.4f} {100 * (result / whole - 1):+6.2f} %")
+        assert result < most * whole
         if kind == "auto":
             assert {part.kind for part in model.modules() if isinstance(part, Quantized)} <= real.types

@@ -1,33 +1,21 @@
 """Tokenizers from sentencepiece's, tiktoken's and Mistral's files, against the libraries that these files are of."""
 
 import base64
-import io
 import json
-import random
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 import tiktoken
-from paths import ROOT
+from sentencepiece_files import JOINED, LLAMA, OWN, texts, train
 from tokenizers import Tokenizer
 
 from minhub_py import tokenizer_from_pretrained
 from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
 from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
 
-CORPUS = [  # every fourth line: sentencepiece takes seconds for all of them
-    line
-    for path in sorted((ROOT / "minhub_py").rglob("*.py"))
-    for line in path.read_text(encoding="utf-8").splitlines()
-    if line.strip()
-][::4]
-LLAMA = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
-         "remove_extra_whitespaces": False}  # fmt: skip
-OWN = ["\u2581\u2581", "\u2581\u2581\u2581", "\n\n", "<x>", "self"]  # each is always one token
 T5 = {"model_type": "unigram", "bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2}
 # Each with the name that its kind of repository gives the file.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,57 +25,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5": ("spiece.model", T5),
     "unigram with bytes": ("tokenizer.model", {**LLAMA, "model_type": "unigram", "user_defined_symbols": OWN[3:]}),
 }  # fmt: skip
-WORDS = [word for word in " ".join(CORPUS).split() if not set(word) & set("<[")]  # without special tokens
-ALPHABETS = [
-    "ab 1\n\t",
-    "  \u2581a",  # SentencePiece's character for a space may occur in a text
-    "=-.0 a",
-    "漢字かな交じり文。中文 한국어",
-    "äößéñçİıł ΑΩβЖщ",
-    "\u0000\u007f\r\n\u2028\u00a0\u3000",
-]
-# Characters that are made of several, which the library's table of characters takes apart in its own way.
-JOINED = ["👩‍👩‍👧", "🇩🇪", "e\u0301", "か\u3099", "½\u200d", "\u1100\u1161"]
-
-
-def texts(count: int) -> Iterator[str]:
-    """Texts of all kinds: spaces at both ends, long runs, any Unicode, words with any white space between them."""
-    rng = random.Random(count)
-    kinds: list[Callable[[int], str]] = [
-        lambda size: "".join(chr(rng.randrange(0x20, 0xD800)) for _ in range(size)),
-        lambda size: "".join(chr(rng.choice((0x1F300, 0x10000, 0xE000)) + rng.randrange(0x300)) for _ in range(size)),
-        lambda size: rng.choice("a =-1é漢\n.") * 4 * size + rng.choice(["", "b", " a", "  "]),
-        lambda size: "".join(rng.choices(rng.choice(ALPHABETS), k=size)),
-        lambda size: "".join(rng.choice(WORDS) + rng.choice(["", " ", "  ", "\n", "\r\n", "\t"]) for _ in range(size)),
-        lambda size: "".join(rng.choices(JOINED, k=size)),
-        lambda size: str(rng.randrange(10 ** (size + 1))),
-    ]
-    yield from (
-        "",
-        " ",
-        "  ",
-        "a",
-        " a ",
-        "   a  b   ",
-        "\n",
-        "\n\na\n",
-        "😀😀",
-        "<0x41>x",
-        "<x>",
-        "<x><x> self self",
-        "a zqzqzq",
-    )
-    for _ in range(count):
-        yield rng.choice(kinds)(rng.randrange(40))
-
-
-def train(**options: Any) -> bytes:
-    """A sentencepiece model of this repository's own source."""
-    file = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_writer=file, vocab_size=1000, minloglevel=2, num_threads=1, **options
-    )
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -111,16 +48,16 @@ def test_sentencepiece_models_match_the_library(kind: tuple[Path, Any]) -> None:
     has_table = "Precompiled" in ours.to_str()
     ties = 0
     for text in texts(1500):
-        found, expected = ids_of(ours, text), theirs.encode(text)
-        assert ids_of(again, text) == found
+        actual, expected = ids_of(ours, text), theirs.encode(text)
+        assert ids_of(again, text) == actual
         if has_table and ours.normalizer.normalize_str(text) != theirs.normalize(text):
             # The only known difference: the library applies the character map to graphemes.
             assert any(part in text for part in JOINED) or not text.isascii()
             continue
-        if found != expected:
+        if actual != expected:
             # Ties between splits: SentencePiece adds scores in 32 bits, the library in 64.
             assert model == "Unigram", text
-            scores = (sum(map(theirs.get_score, ids)) for ids in (found, expected))
+            scores = (sum(map(theirs.get_score, ids)) for ids in (actual, expected))
             assert next(scores) == pytest.approx(next(scores), abs=1e-3), text
             ties += 1
         if "\u2581" not in text:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from test_cli import done, failed
+from commands import done, failed
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1", "--model")

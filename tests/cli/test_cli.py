@@ -13,7 +13,8 @@ import click
 import pytest
 import torch
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import done, failed, minhub
 from hub_server import HubServer
 from paths import ROOT
 from safetensors.torch import load_file, save_file
@@ -27,28 +28,6 @@ from minhub_py.cli.output import bar_console
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
-
-
-def minhub(*arguments: str, input: str | bytes | None = None, **settings: object) -> Result:
-    return CliRunner().invoke(main, list(arguments), input=input, **settings)
-
-
-def done(*arguments: str, input: str | bytes | None = None, **settings: object) -> str:
-    """What a call that must succeed writes on standard output."""
-    result = minhub(*arguments, input=input, **settings)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def failed(*arguments: str, status: int = 1) -> str:
-    """What a call that must fail says: on standard error alone, in a line or two for a failure, no traceback."""
-    result = minhub(*arguments)
-    assert result.exit_code == status, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    if status == 1:
-        assert len(result.stderr.strip().splitlines()) <= 2
-    return result.stderr
 
 
 @pytest.fixture
@@ -116,8 +95,8 @@ def test_quantized_and_speculating() -> None:
     guessing = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--speculate", "8", "--json").stdout)
     assert guessing["ids"] == plain["ids"]
     for kind in ("int8", "nf4"):
-        made = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--quantize", kind, "--json").stdout)
-        assert len(made["ids"]) == len(plain["ids"])
+        generated = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--quantize", kind, "--json").stdout)
+        assert len(generated["ids"]) == len(plain["ids"])
     whole, small = (
         json.loads(minhub("score", GPT2, "-", "--json", *more, input="To be, or not to be").stdout)["perplexity"]
         for more in ((), ("--quantize", "nf4"))
@@ -365,8 +344,8 @@ def test_errors_of_the_hub(hub: HubServer, model_files: dict[str, bytes]) -> Non
     hub.add("owner/tiny", model_files)
     assert "has no revision 'v9'" in failed("download", "owner/tiny", "--revision", "v9")
     config = json.loads(model_files["config.json"])
-    hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "bert"}).encode()})
-    assert "model_type is 'bert', which is not supported; supported types: gpt2, gpt_neo, " in failed(
+    hub.add("owner/other", {**model_files, "config.json": json.dumps({**config, "model_type": "xlnet"}).encode()})
+    assert "model_type is 'xlnet', which is not supported; supported types: gpt2, gpt_neo, " in failed(
         "generate", "owner/other", "x"
     )
     hub.add("owner/odd", {**model_files, "config.json": json.dumps({**config, "n_wings": 2}).encode()})
@@ -399,7 +378,17 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert "..." not in re.sub(r"^Usage: .*$", "", shown, flags=re.MULTILINE)  # where click cuts a summary
     assert "RANGE" not in shown
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
-    assert len(examples) == {"": 1, "embed": 1, "score": 3, "serve": 1, "train": 2, "words": 3}.get(command, 0)
+    assert len(examples) == {
+        "": 1,
+        "classify": 3,
+        "embed": 2,
+        "masked": 2,
+        "rerank": 2,
+        "score": 3,
+        "serve": 1,
+        "train": 2,
+        "words": 3,
+    }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
 
@@ -466,7 +455,7 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "result"),
     [
         ("echo text | {}", True),
         ("printf '' | {}", False),
@@ -477,14 +466,14 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
-def test_what_is_piped_in_and_not_read(command: str, found: bool) -> None:
+def test_what_is_piped_in_and_not_read(command: str, result: bool) -> None:
     code = "from contextlib import suppress; from select import select; from minhub_py.cli.text import unread_pipe"
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
     command = command.format(f"{sys.executable} -c '{code}'")
     shown = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
     )
-    assert shown.stdout == f"{found}\n"
+    assert shown.stdout == f"{result}\n"
 
 
 def test_a_piped_text_that_is_not_read_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 import torch
-from test_decoder import in_dtype, plain  # noqa: F401
+from decoders import in_dtype
 
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
@@ -66,11 +66,11 @@ def admit(batch: Batch, number: int, **changes) -> int:
 
 def run(batch: Batch) -> dict[int, list[Event]]:
     """The events of each row, to the end."""
-    found: dict[int, list[Event]] = {}
+    result: dict[int, list[Event]] = {}
     while len(batch):
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
-    return found
+            result.setdefault(event.row, []).append(event)
+    return result
 
 
 def told(events: list[Event]) -> list[tuple]:
@@ -81,18 +81,18 @@ def told(events: list[Event]) -> list[tuple]:
 @pytest.fixture(scope="module")
 def alone():
     """alone(model name, dtype): the events of each row in a batch of its own."""
-    made = {}
+    results = {}
 
     def alone(name: str, dtype: str):
-        if (name, dtype) not in made:
+        if (name, dtype) not in results:
             model = new(name, dtype)
             batches = []
             for number in range(len(ROWS)):
                 batch = Batch(model, 1, 200)
                 admit(batch, number)
                 batches.append(told(run(batch)[1]))
-            made[name, dtype] = batches
-        return made[name, dtype]
+            results[name, dtype] = batches
+        return results[name, dtype]
 
     return alone
 
@@ -135,14 +135,14 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
         for number in numbers:
             ids, more = rows[number]
             keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **more))
-        found: dict[int, list[tuple]] = {}
+        result: dict[int, list[tuple]] = {}
         while len(batch):
             for event in batch.advance():
-                found.setdefault(event.row, []).append(
+                result.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
         assert all(len(kept.ids) <= 30 for kept in batch.prefixes)  # no other row may continue from NaN
-        return [found[key] for key in keys]
+        return [result[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
     assert [events[-1][0] == -1 and "NaN" in events[-1][4] for events in alone] == fails
@@ -155,35 +155,35 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
-def test_rows_that_join_and_leave_at_any_time(alone, name: str, dtype: str) -> None:
+def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
     """Rows come while others are under way, more than there are slots, and some are taken away."""
-    wanted = alone(name, dtype)
+    expected = alone(name, dtype)
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
         batch = Batch(new(name, dtype), 3, 200)
         assert isinstance(batch.runner, NativeRunner)
-        rows, found, retired = {}, {}, set()
+        rows, actual, retired = {}, {}, set()
         while order or len(batch):
             while order and len(batch) < 3 and chance.random() < 0.6:
                 number = order.pop()
                 rows[admit(batch, number)] = number
             for event in batch.step():
                 assert event.row not in retired
-                found.setdefault(event.row, []).append(event)
-            if found and chance.random() < 0.02:
-                row = chance.choice(sorted(found))
+                actual.setdefault(event.row, []).append(event)
+            if actual and chance.random() < 0.02:
+                row = chance.choice(sorted(actual))
                 batch.retire(row)
                 retired.add(row)
-        assert rows.keys() == found.keys()
+        assert rows.keys() == actual.keys()
         for row, number in rows.items():
             if row in retired:
-                assert told(found[row]) == wanted[number][: len(found[row])]
+                assert told(actual[row]) == expected[number][: len(actual[row])]
             else:
-                assert told(found[row]) == wanted[number]
+                assert told(actual[row]) == expected[number]
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
+def test_events_match_generate_and_score(alone, name: str) -> None:
     model = new(name)
     for number, (ids, settings) in enumerate(ROWS):
         events = alone(name, "float32")[number]
@@ -193,11 +193,11 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
             assert list(new_ids) == settings["targets"]
         elif "stop" not in settings:
             how = settings["sampling"]
-            [wanted] = generate(
+            [expected] = generate(
                 model, [ids], settings["max_new_tokens"], temperature=how.temperature, top_k=how.top_k, top_p=how.top_p,
                 repetition_penalty=how.repetition_penalty, seed=number, eos_id=None,
             )  # fmt: skip
-            assert list(new_ids) == wanted
+            assert list(new_ids) == expected
             assert ends[-1] == "length"
         else:
             assert ends[-1] == "stop"
@@ -208,14 +208,14 @@ def test_events_are_what_generate_and_score_give(alone, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
 @pytest.mark.parametrize("name", MAKE)
-def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
+def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str, monkeypatch) -> None:
     model = new(name, dtype)
     for length in (3, 9, 14):  # shorter than LONG_PROMPT
         prefix = text(8, length)
         tail = text(9, 5)
         first = Batch(model, 1, 200)
         first.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True)
-        wanted = told(run(first)[1])
+        expected = told(run(first)[1])
         for steps in (1, 4, 30):  # after so many ids of the other row; a ring has then lost its beginning
             batch = Batch(model, 2, 200)
             other = batch.admit([*prefix, 7], 40, sampling=Sampling(temperature=0))
@@ -225,18 +225,18 @@ def test_a_prefix_from_another_row(name: str, dtype: str, monkeypatch) -> None:
             with monkeypatch.context() as patch:
                 patch.setattr(batch.runner, "_decode", spy(batch.runner._decode, read))
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
-                found = [event for event in batch.step() if event.row == row]
-            found += run(batch)[row]
-            assert told(found) == wanted
+                actual = [event for event in batch.step() if event.row == row]
+            actual += run(batch)[row]
+            assert told(actual) == expected
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
             # A state is only that after the last id, and a full ring has lost the beginning.
             assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
 
 def spy(decode, calls: list):
-    def listening(texts, cache, wanted):
+    def listening(texts, cache, requested):
         calls.append(dict(texts))
-        return decode(texts, cache, wanted)
+        return decode(texts, cache, requested)
 
     return listening
 
@@ -251,7 +251,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     row = batch.admit(longer, 5, sampling=Sampling(temperature=0), like=other)
     # The other row has read its own next id in this step, so its state is no longer that of the prefix.
     events = batch.step() + [event for _ in range(4) for event in batch.step()]
-    assert [each.id for each in events if each.row == row] == generate(model, [longer], 5, temperature=0)[0]
+    assert [event.id for event in events if event.row == row] == generate(model, [longer], 5, temperature=0)[0]
     assert event.row == other
 
 
@@ -269,10 +269,10 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
                     logprobs=True)  # fmt: skip
         return told(run(batch)[1])
 
-    wanted = [alone(ids) for ids in prompts]
+    expected = [alone(ids) for ids in prompts]
     batch, read = Batch(model, 3, 200, prefix_bytes=10**6, chunk=5), []
     monkeypatch.setattr(batch.runner, "forward", spy_read(batch.runner.forward, read))
-    order, rows, found, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
+    order, rows, actual, retired = chance.choices(range(len(prompts)), k=15), {}, {}, set()
     while order or len(batch):
         while order and len(batch) < 3:
             number = order.pop()
@@ -280,14 +280,14 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             rows[batch.admit(ids, 12, sampling=Sampling(temperature=0.9), logprobs=True,
                              generator=torch.Generator().manual_seed(len(ids)))] = number  # fmt: skip
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
+            actual.setdefault(event.row, []).append(event)
         if chance.random() < 0.03 and batch.rows:
             row = chance.choice(batch.rows).key
             batch.retire(row)
             retired.add(row)
     for row, number in rows.items():
-        events = told(found.get(row, []))
-        assert events == (wanted[number][: len(events)] if row in retired else wanted[number])
+        events = told(actual.get(row, []))
+        assert events == (expected[number][: len(events)] if row in retired else expected[number])
     assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
@@ -309,16 +309,16 @@ def test_kept_texts_stay_within_their_bytes() -> None:
     for seed in range(20):
         batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
         run(batch)
-        assert 0 < sum(each.cache.size for each in batch.prefixes) <= 20_000
+        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes) <= 20_000
     first = batch.prefixes[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
     run(batch)  # what is used becomes the newest, and the longer text takes its place
     assert batch.prefixes[-1].ids[: len(first)] == first
-    assert first not in [each.ids for each in batch.prefixes]
+    assert first not in [prefix.ids for prefix in batch.prefixes]
 
 
 @pytest.mark.parametrize("given", [[], text(3, 7)])
-def test_the_likeliest_ids(given: list[int]) -> None:
+def test_the_most_likely_ids_match_the_logits(given: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
     batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=given, logprobs=True, top=3)
     for event in run(batch)[1]:
@@ -330,23 +330,23 @@ def test_the_likeliest_ids(given: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_the_models_own_forward_gives_the_same_ids(alone, plain, name: str) -> None:  # noqa: F811
+def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
     """With an TorchRunner: log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
     rows = {}
     for number in (0, 1, 3):
         rows[admit(batch, number)] = number
-    found = {}
+    result = {}
     for step in count():
         if step == 5:
             rows[admit(batch, 6)] = 6
         for event in batch.step():
-            found.setdefault(event.row, []).append(event)
+            result.setdefault(event.row, []).append(event)
         if not len(batch):
             break
     for row, number in rows.items():
-        ids, logprobs, ends = zip(*told(found[row]), strict=True)
+        ids, logprobs, ends = zip(*told(result[row]), strict=True)
         wanted_ids, wanted_logprobs, wanted_ends = zip(*alone(name, "float32")[number], strict=True)
         assert (ids, ends) == (wanted_ids, wanted_ends)
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)
@@ -359,7 +359,7 @@ def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
 
-def test_a_row_stops_at_a_string() -> None:
+def test_a_row_ends_at_a_stop_string() -> None:
     tokenizer = characters({chr(ord("a") + i): i for i in range(26)})
     model = gpt2(vocab_size=26, n_embd=8, n_layer=1, n_head=1, n_positions=64).eval()
     batch = Batch(model, 1, 64)
@@ -387,7 +387,7 @@ class Digits:
 
 
 @pytest.mark.parametrize("speculate", [0, 3])
-def test_a_row_with_a_matcher(speculate: int) -> None:
+def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
     """It makes what its matcher allows, guessed or not; rows beside it make what they do alone."""
     model = new("gpt2")
     [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
@@ -395,9 +395,9 @@ def test_a_row_with_a_matcher(speculate: int) -> None:
     other = batch.admit([3, 4, 5], 12, generator=torch.Generator().manual_seed(1))
     batch.admit([1, 3, 1, 3, 1], 9, sampling=Sampling(top_k=3), matcher=matcher, logprobs=True, speculate=speculate,
                 generator=torch.Generator().manual_seed(2))  # fmt: skip
-    found = run(batch)
-    assert [event.id for event in found[other]] == alone
-    [bound] = [events for row, events in found.items() if row != other]
+    result = run(batch)
+    assert [event.id for event in result[other]] == alone
+    [bound] = [events for row, events in result.items() if row != other]
     assert [event.id for event in bound] == matcher.taken
     assert [event.end for event in bound] == [None, None, None, "stop"]
     assert all(id % 2 and id < 20 for id in matcher.taken)
@@ -405,7 +405,7 @@ def test_a_row_with_a_matcher(speculate: int) -> None:
     assert torch.equal(torch.tensor([event.logprob for event in bound]), score(model, [ids])[0][4:])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rows_that_do_not_fit_are_rejected() -> None:
     batch = Batch(new("gpt2"), 2, 30)
     with pytest.raises(ValueError, match="a sequence of 31 tokens does not fit a batch with max_length 30"):
         batch.admit([1], 30)

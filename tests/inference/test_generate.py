@@ -19,17 +19,17 @@ V, CONTEXT = 61, 16
 def models() -> dict:
     torch.manual_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": None}
-    made = {
+    models = {
         "gpt2": gpt2(vocab_size=V, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, **ends),
         "gptneo": gptneo(vocab_size=V, max_position_embeddings=CONTEXT, hidden_size=32, num_layers=2, num_heads=4,
                          window_size=5, **ends),
         "lstm": lstm(vocab_size=V, embedding_size=16, hidden_size=24, num_layers=2),
     }  # fmt: skip
-    for model in made.values():
+    for model in models.values():
         model.eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.4)
-    return made
+    return models
 
 
 MODELS = models()
@@ -71,19 +71,19 @@ def test_greedy_decoding_takes_the_most_likely_token(model) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_row_of_a_batch_gets_what_it_gets_alone(model, settings) -> None:
+def test_batched_rows_match_single_runs(model, settings) -> None:
     together = generate(model, PROMPTS, 40, seed=3, **settings)
     assert together == [generate(model, [prompt], 40, seed=3, **settings)[0] for prompt in PROMPTS]
     assert together == [list(stream(model, prompt, 40, seed=3, **settings)) for prompt in PROMPTS]
 
 
-def test_where_the_prompt_ended_makes_no_difference(model) -> None:
+def test_the_end_of_the_prompt_does_not_change_the_text(model) -> None:
     [new] = generate(model, [[1, 2, 3]], 40, temperature=0)
     for cut in (1, 12, 13, 14, 25, 39):
         assert generate(model, [[1, 2, 3, *new[:cut]]], 40 - cut, temperature=0) == [new[cut:]]
 
 
-def test_rows_that_end_early_leave_the_others_alone(model) -> None:
+def test_rows_that_end_early_do_not_change_other_rows(model) -> None:
     plain = generate(model, PROMPTS, 30, seed=11)
     end = plain[0][4]
     ended = generate(model, PROMPTS, 30, seed=11, eos_id=end)
@@ -104,7 +104,7 @@ def test_eos_comes_from_the_config_unless_given() -> None:
     assert generate(model, [[1]], 60, seed=0, eos_id=tuple(reversed(ends)))[0] == auto
 
 
-def test_seeds(model) -> None:
+def test_seeds_determine_texts(model) -> None:
     prompt = [1, 2, 3]
     assert generate(model, [prompt], 20, seed=5) == generate(model, [prompt], 20, seed=5)
     assert generate(model, [prompt], 20, seed=5) != generate(model, [prompt], 20, seed=6)
@@ -149,14 +149,14 @@ def test_the_most_likely_id_equals_torch() -> None:
     nan, inf = float("nan"), float("inf")
     rows = [[1, 3, 3, 2], [nan, 3, inf, 0], [1, nan, inf, nan], [-inf] * 4, [-inf, 0, -0.0, -1], [inf] * 4]
     logits = torch.tensor(rows)
-    for each in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
-        largest, ids = most_likely(each)
-        expected = each.max(dim=-1)
+    for values in (logits, logits.T.contiguous().T, logits.repeat(1, 100)[:, 7:]):
+        largest, ids = most_likely(values)
+        expected = values.max(dim=-1)
         assert ids.tolist() == expected.indices.tolist()
         torch.testing.assert_close(largest, expected.values, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_repetition_penalty_is_that_of_transformers() -> None:
+def test_the_repetition_penalty_matches_transformers() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = torch.randn(2, V) * 3
@@ -165,7 +165,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     assert torch.equal(Sampling(repetition_penalty=1.7)._penalize(logits, texts), expected)
 
 
-def test_stop_strings(model) -> None:
+def test_texts_end_before_a_stop_string(model) -> None:
     tokenizer = TOKENIZER
     [plain] = generate(model, [[1, 2]], 40, seed=2)
     text = tokenizer.decode(plain)
@@ -188,7 +188,7 @@ def test_scores_are_log_probabilities(model) -> None:
         assert torch.allclose(scores, torch.tensor(expected), atol=2e-5)
 
 
-def test_texts_are_scored_together_as_each_alone(model) -> None:
+def test_batched_scores_match_single_scores(model) -> None:
     """In any order, short ones several at a time; `progress` hears of every id once."""
     prompts = [[(7 * row + place) % V for place in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)]
     heard = []
@@ -217,7 +217,7 @@ def test_a_stream_gives_each_id_as_soon_as_it_is_known(model) -> None:
     handle.remove()
 
 
-def test_nothing_to_do(model) -> None:
+def test_empty_inputs_give_empty_outputs(model) -> None:
     assert generate(model, [], 5) == []
     assert generate(model, [[1], [2]], 0) == [[], []]
     assert score(model, []) == []
@@ -264,7 +264,7 @@ def test_nothing_to_do(model) -> None:
         (lambda m: m(torch.tensor([[1], [2]]), m.new_cache(1, 4)), "do not fit a cache"),
     ],
 )
-def test_what_callers_get_wrong(model, call, message: str) -> None:
+def test_invalid_arguments_are_rejected(model, call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(model)
 
@@ -334,7 +334,7 @@ NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transform
         (lambda m: generate(Around(m), [[1]]), r"not a Around around one: pass model\.module"),
     ],
 )
-def test_what_is_of_a_wrong_type(model, call, message: str) -> None:
+def test_wrong_types_are_rejected(model, call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(model)
 
@@ -348,23 +348,23 @@ def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
     assert torch.equal(model(torch.ones(1, 2, dtype=torch.int32)), model(torch.ones(1, 2, dtype=torch.int64)))
 
 
-def test_numbers_of_numpy(model) -> None:
+def test_numpy_numbers_are_accepted(model) -> None:
     settings = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "repetition_penalty": 1.5, "seed": 3, "eos_id": 7}
-    wanted = generate(model, [[1, 2]], 9, **settings)
+    expected = generate(model, [[1, 2]], 9, **settings)
     theirs = {name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()}
     for prompts in (np.array([[1, 2]]), np.array([[1.0, 2.0]]), [torch.tensor([1, 2])]):
-        assert generate(model, prompts, np.int64(9), **theirs) == wanted
-    assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == wanted
+        assert generate(model, prompts, np.int64(9), **theirs) == expected
+    assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == expected
 
 
 def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> None:
     wrapped = torch.nn.DataParallel(model)
-    wanted = generate(model, [[1, 2]], 9, seed=1)
-    assert generate(wrapped, [[1, 2]], 9, seed=1) == wanted
-    assert list(stream(wrapped, [1, 2], 9, seed=1)) == wanted[0]
+    expected = generate(model, [[1, 2]], 9, seed=1)
+    assert generate(wrapped, [[1, 2]], 9, seed=1) == expected
+    assert list(stream(wrapped, [1, 2], 9, seed=1)) == expected[0]
     assert torch.equal(score(wrapped, [[1, 2]])[0], score(model, [[1, 2]])[0])
-    for name, each in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
-        save_pretrained(each, tmp_path / name)
+    for name, variant in (("plain", model), ("wrapped", wrapped), ("compiled", torch.compile(model))):
+        save_pretrained(variant, tmp_path / name)
     saved = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "wrapped", "compiled")]
     assert saved[0] == saved[1] == saved[2]
 
@@ -382,7 +382,7 @@ def test_a_model_of_transformers_is_named() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])
-def test_too_many_positions(family: str) -> None:
+def test_too_many_positions_are_rejected(family: str) -> None:
     model = MODELS[family]
     with pytest.raises(ValueError, match=f"{CONTEXT + 1} positions; this model has {CONTEXT}"):
         model(torch.zeros(1, CONTEXT + 1, dtype=torch.long))

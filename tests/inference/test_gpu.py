@@ -37,11 +37,11 @@ def test_a_family_gives_the_logits_of_the_cpu_with_and_without_a_cache(pair: tup
     one, other = pair
     ids = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        expected, found = one(ids), other(ids.cuda())
+        expected, actual = one(ids), other(ids.cuda())
         cache = other.new_cache(2, 40)
         parts = [other(part.cuda(), cache) for part in ids.split([17, 1, 22], dim=1)]
     tolerance = 1e-4 * expected.abs().max().item()
-    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=tolerance)
     torch.testing.assert_close(torch.cat(parts, dim=1).cpu(), expected, rtol=0, atol=tolerance)
 
 
@@ -51,8 +51,8 @@ def test_text_and_scores_of_a_trained_model_are_those_of_the_cpu(name: str) -> N
     prompts = [[1, 2, 3], list(range(30))]
     for settings in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 1}):
         assert generate(other, prompts, 40, **settings) == generate(one, prompts, 40, **settings)
-    for found, expected in zip(score(other, prompts), score(one, prompts), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(score(other, prompts), score(one, prompts), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -61,8 +61,8 @@ def test_sixteen_bits_stay_close(dtype: str) -> None:
     model = from_pretrained("minhub/shakespeare-gpt2", device="cuda", dtype=dtype)
     ids = torch.arange(40).unsqueeze(0)
     with torch.inference_mode():
-        found, expected = model(ids.cuda()), exact(ids)
-    assert (found.float().softmax(-1).cpu() - expected.softmax(-1)).abs().max() < 0.06
+        actual, expected = model(ids.cuda()), exact(ids)
+    assert (actual.float().softmax(-1).cpu() - expected.softmax(-1)).abs().max() < 0.06
 
 
 def test_training_on_a_gpu_follows_training_on_the_cpu(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ with its parent's maximum, so that under pytest it tells nothing. Time is not lo
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from memory import MB, growth, growths
 from torch import Tensor
 
 import minhub_py
@@ -25,45 +25,6 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
-
-MB = 10**6
-PREPARE = """
-import json, sys
-from pathlib import Path
-import torch
-import minhub_py
-from minhub_py.export.convert import convert
-from minhub_py.models.gpt2 import GPT2
-from minhub_py.pretrained import from_pretrained
-from minhub_py.checkpoints.storage import Checkpoint
-
-def memory():
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon")}
-
-def tell():
-    global before
-    after = memory()
-    print(json.dumps({name: after[name] - before[name] for name in after}))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = memory()
-
-before = memory()
-"""
-
-
-def growths(code: str, *arguments: object) -> list[dict[str, int]]:
-    """Run `code` in a process of its own: by how many bytes its memory grew until each tell()."""
-    command = [sys.executable, "-c", PREPARE + code, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"VmHWM"')]
-
-
-def growth(code: str, *arguments: object) -> dict[str, int]:
-    """As `growths`, of code that tells once."""
-    [grown] = growths(code, *arguments)
-    return grown
 
 
 # --- Loading
@@ -129,7 +90,7 @@ class Drawn(Mapping[str, Tensor]):
 def large(tmp_path: Path) -> Iterator[Path]:
     """GPT-2 124M with fewer tokens: 405 MB of float32 in five shards."""
     config = GPT2Config(vocab_size=20_000)
-    shapes = weights_map.to_hub("gpt2", skeleton(ARCHITECTURES["gpt2"], config).state_dict())
+    shapes = weights_map.to_hub("gpt2", skeleton(ARCHITECTURES["gpt2"].Model, config).state_dict())
     folder = tmp_path / "hub"
     write_checkpoint(folder, Drawn(shapes), config.to_hub(), meta=shapes, max_shard_size=90 * MB)
     yield folder

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from block_models import new_of_blocks
+from decoders import kernels, new
 from paths import PROGRAMS, ROOT
 from recorded_calls import record
-from test_blocks import new as new_of_blocks
-from test_decoder import kernels, new
 
 import minhub_py
 from minhub_py.training import checkpoint
@@ -35,16 +35,16 @@ def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> Non
     file = tmp_path / "calls"
     file.write_bytes(b"".join(cases))
     for kernel in kernels():
-        found = subprocess.run([replay, LIBRARY, file, kernel], capture_output=True, text=True, check=True)
-        assert found.stdout.startswith(f"{kernel} kernels: 3 passed, 0 failed")
+        result = subprocess.run([replay, LIBRARY, file, kernel], capture_output=True, text=True, check=True)
+        assert result.stdout.startswith(f"{kernel} kernels: 3 passed, 0 failed")
     length = 45 + 45 + 47 + 6  # ids, as `record` reads them
     equals, logits = 24 * length, 4 * 61 * length
     for place in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
         damaged = bytearray(cases[0])
         damaged[place] ^= 0x41
         file.write_bytes(damaged)
-        found = subprocess.run([replay, LIBRARY, file], capture_output=True, text=True, check=False)
-        assert (found.returncode, "0 passed, 1 failed" in found.stdout) == (1, True)
+        result = subprocess.run([replay, LIBRARY, file], capture_output=True, text=True, check=False)
+        assert (result.returncode, "0 passed, 1 failed" in result.stdout) == (1, True)
 
 
 def test_a_wheel_is_for_a_known_platform() -> None:
@@ -52,10 +52,10 @@ def test_a_wheel_is_for_a_known_platform() -> None:
         ("win_amd64", ""),
         ("beos_x86", "MINHUB_PLATFORM=beos_x86 is not one of manylinux_2_17_x86_64"),
     ):
-        found = subprocess.run([sys.executable, "setup.py", "--name"], cwd=ROOT, capture_output=True, text=True,
+        result = subprocess.run([sys.executable, "setup.py", "--name"], cwd=ROOT, capture_output=True, text=True,
                                check=False, env={**os.environ, "MINHUB_PLATFORM": platform})  # fmt: skip
-        assert error in found.stderr
-        assert (found.returncode == 0) == (not error)
+        assert error in result.stderr
+        assert (result.returncode == 0) == (not error)
 
 
 def test_checkpoints_where_no_folder_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

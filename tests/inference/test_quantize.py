@@ -4,18 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_decoder import (  # noqa: F401
-    CASES,
-    assert_close,
-    forward,
-    kernel,
-    new,
-    new_cache,
-    plain,
-    product,
-    read,
-    some_ids,
-)
+from decoders import CASES, assert_close, forward, new, new_cache, product, read, some_ids
 from torch import nn
 
 import minhub_py
@@ -69,10 +58,10 @@ def test_int8_is_the_nearest_of_255_steps(columns) -> None:
     codes, scales = pack(weight, "int8")
     assert (codes.dtype, codes.shape, scales.dtype, scales.shape) == (torch.int8, (7, columns), torch.float32, (7,))
     assert codes.abs().amax(dim=1).eq(127).all()
-    found = unpack(codes, scales, columns)
-    assert ((found - weight).abs() <= scales[:, None] * 0.50001).all()
+    result = unpack(codes, scales, columns)
+    assert ((result - weight).abs() <= scales[:, None] * 0.50001).all()
     largest = weight.abs().argmax(dim=1, keepdim=True)
-    assert torch.allclose(found.gather(1, largest), weight.gather(1, largest), rtol=2e-7, atol=0)
+    assert torch.allclose(result.gather(1, largest), weight.gather(1, largest), rtol=2e-7, atol=0)
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -82,38 +71,38 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
     units = -(-columns // UNIT)
     assert (codes.dtype, codes.shape) == (torch.uint8, (7, 68 * units))
     assert (scales.dtype, scales.shape) == (torch.float32, (7,))
-    found = unpack(codes, scales, columns)
-    assert found.shape == weight.shape
-    groups, rounded = groups_of(weight), groups_of(found)
+    result = unpack(codes, scales, columns)
+    assert result.shape == weight.shape
+    groups, rounded = groups_of(weight), groups_of(result)
     wholes = codes.view(7, units, 68)[:, :, :4].flatten(1)[:, : groups.size(1), None]
     steps = wholes * scales[:, None, None]
     best = (groups.unsqueeze(-1) - NF4 * steps.unsqueeze(-1)).abs().amin(dim=-1)
     assert ((groups - rounded).abs() <= best + 1e-5 * steps).all()
     # No scale of those that are tried does better, the one that makes the largest weight the largest value among them.
-    found = (groups - rounded).square().sum(dim=2)
+    result = (groups - rounded).square().sum(dim=2)
     for factor in FACTORS.tolist():
         tried = (groups.abs().amax(dim=2) * factor / 31 / scales[:, None]).round().clamp(1, 63) * scales[:, None]
         other = (groups.unsqueeze(-1) - NF4 * tried[:, :, None, None]).abs().amin(dim=-1).square().sum(dim=2)
-        assert (found <= 1.0001 * other).all()
+        assert (result <= 1.0001 * other).all()
         if factor == 1 and columns >= 200:
-            assert (found.sum(dim=1) / other.sum(dim=1)).mean() < 0.92
+            assert (result.sum(dim=1) / other.sum(dim=1)).mean() < 0.92
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_nf4_without_the_compiled_code(columns) -> None:
+def test_nf4_without_native_code_matches_native_code(columns) -> None:
     """As on a GPU."""
     weight = weights(columns, rows=77)
-    for found, wanted in zip(pack_nf4(weight), pack(weight, "nf4"), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, expected in zip(pack_nf4(weight), pack(weight, "nf4"), strict=True):
+        assert torch.equal(actual, expected)
 
 
-def test_the_values_of_nf4_stay_what_they_are() -> None:
+def test_nf4_values_survive_a_round_trip() -> None:
     for columns in (16, 32, 48, 128, 208):
         weight = NF4.repeat(columns // 16 + 1)[:columns].repeat(3, 1) * torch.tensor([[1.0], [3.0], [2.0**-20]])
         assert torch.allclose(unpack(*pack(weight, "nf4"), columns), weight, rtol=2e-7, atol=0)
 
 
-def test_where_nf4_has_each_weight() -> None:
+def test_nf4_codes_have_the_documented_order() -> None:
     """Input 32 * part + j of a unit of 128 is the part-th half byte of word j, which follow four scales."""
     for unit, part, j in ((0, 0, 0), (0, 1, 31), (1, 2, 9), (2, 3, 5)):
         weight = torch.zeros(2, 300 + 84)
@@ -135,19 +124,19 @@ def test_zeros_and_lone_weights(kind) -> None:
             for value in (1e-20, -3.7, 1e20):
                 weight = torch.zeros(3, columns)
                 weight[1, place] = value
-                found = unpack(*pack(weight, kind), columns)
-                assert torch.allclose(found, weight, rtol=2e-7, atol=0)
+                result = unpack(*pack(weight, kind), columns)
+                assert torch.allclose(result, weight, rtol=2e-7, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-def test_weights_that_are_not_numbers_stay_so(kind, bad) -> None:
+def test_nan_weights_stay_nan(kind, bad) -> None:
     """A model of damaged weights is named when it is used, as without quantization."""
     weight = torch.ones(3, 40)
     weight[1, 5] = bad
-    found = unpack(*pack(weight, kind), 40)
-    assert torch.allclose(found[[0, 2]], weight[[0, 2]], rtol=2e-7, atol=0)
-    assert not found[1].isfinite().all()
+    result = unpack(*pack(weight, kind), 40)
+    assert torch.allclose(result[[0, 2]], weight[[0, 2]], rtol=2e-7, atol=0)
+    assert not result[1].isfinite().all()
     model = new("gpt2")
     model.h[0].attn.c_attn.weight.data[3, 3] = bad
     quantize(model, kind)
@@ -159,10 +148,10 @@ def test_weights_that_are_not_numbers_stay_so(kind, bad) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
     weight = weights(70).clamp(-6e4, 6e4).to(dtype)
-    wanted = pack(weight.float(), kind)
-    for given in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
-        for found, expected in zip(pack(given, kind), wanted, strict=True):
-            assert torch.equal(found, expected)
+    codes = pack(weight.float(), kind)
+    for source in (weight, weight.t().contiguous().t(), nn.Parameter(weight), weight.repeat(2, 2)[:7, :70]):
+        for actual, expected in zip(pack(source, kind), codes, strict=True):
+            assert torch.equal(actual, expected)
 
 
 # --- models ---
@@ -175,37 +164,37 @@ def dequantized(model):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, QuantizedLSTM):
                 sizes = layer.weight_hh_l0.shape[1], layer.weight_ih_l0.shape[1]
-                made = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
-                for path, parameter in made.named_parameters():
+                module = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
+                for path, parameter in module.named_parameters():
                     kept = getattr(layer, path)
                     parameter.data = (kept.weight if isinstance(kept, Quantized) else kept).detach().float()
             elif isinstance(layer, QuantizedEmbedding):
-                made = nn.Embedding.from_pretrained(layer.weight.float())
+                module = nn.Embedding.from_pretrained(layer.weight.float())
             elif isinstance(layer, QuantizedLinear):
-                made = nn.Linear(layer.shape[1], layer.shape[0], bias=layer.bias is not None)
-                made.weight.data = layer.weight.float()
+                module = nn.Linear(layer.shape[1], layer.shape[0], bias=layer.bias is not None)
+                module.weight.data = layer.weight.float()
                 if layer.bias is not None:
-                    made.bias.data = layer.bias.detach().float()
+                    module.bias.data = layer.bias.detach().float()
             else:
                 continue
-            setattr(parent, name, made)
+            setattr(parent, name, module)
     assert not any(isinstance(module, Quantized) for module in model.modules())
     return model.float().eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind) -> None:  # noqa: F811
+def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None:
     model = new(name, kind)
     twin = dequantized(model)
     ids = some_ids(model, 145)
-    wanted = forward(twin, ids)
-    assert (wanted - forward(new(name), ids)).abs().max() > 1e-3 * wanted.abs().max()
+    expected = forward(twin, ids)
+    assert (expected - forward(new(name), ids)).abs().max() > 1e-3 * expected.abs().max()
     sizes = [1] if name.startswith("lstm") else [1, 7, 64, 2, 3]
     assert isinstance(runner_of(model), NativeRunner)
-    assert_close(read(model, ids, sizes), wanted, ROUNDED[kind])
-    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), wanted, ROUNDED[kind])
-    assert_close(forward(model, ids), wanted)  # its own forward, without native code
+    assert_close(read(model, ids, sizes), expected, ROUNDED[kind])
+    assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected, ROUNDED[kind])
+    assert_close(forward(model, ids), expected)  # its own forward, without native code
 
     def greedy(of):
         return generate(of, [[1], ids[:60]], 20, temperature=0)
@@ -216,7 +205,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(kernel, plain, name, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
-def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
+def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
     """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
@@ -235,7 +224,7 @@ def test_products_are_those_of_whole_numbers(kernel, columns, rows, tokens, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
-def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) -> None:  # noqa: F811
+def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
     """Each 32 inputs have a scale, a whole number of times the token's: sums are those of whole numbers again."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
@@ -250,20 +239,20 @@ def test_products_of_a_model_in_bfloat16(kernel, columns, rows, tokens, kind) ->
     times = (groups.abs().amax(dim=2) * share).ceil().clamp(1, 31)
     codes = ((groups * (127 * share / times).unsqueeze(2)).round() * times.unsqueeze(2)).flatten(1)[:, :columns].long()
     scales = (most / (31 * 127)).double() * layer.scales.double()
-    found = product(layer, x)
-    assert torch.equal(found, ((codes @ wholes.t()).double() * scales).float())
+    result = product(layer, x)
+    assert torch.equal(result, ((codes @ wholes.t()).double() * scales).float())
     exact = x.double() @ unpack(layer.codes, layer.scales, columns).double().t()
-    assert (found - exact).norm() < 0.02 * exact.norm()
+    assert (result - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int8+bfloat16", "nf4+bfloat16"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:  # noqa: F811
+def test_non_finite_inputs_give_non_finite_outputs(kernel, bad, dtype) -> None:
     model = new("gpt2", dtype)
     with torch.no_grad():
         model.h[0].ln_1.bias[3] = bad
-    found = read(model, some_ids(model, 20), [1, 19])
-    assert not found.isfinite().any()
+    result = read(model, some_ids(model, 20), [1, 19])
+    assert not result.isfinite().any()
     layer = model.h[0].attn.c_attn
     for tokens in (1, 19):
         x = torch.ones(tokens, layer.shape[1])
@@ -273,38 +262,38 @@ def test_inputs_that_are_not_finite_are_seen(kernel, bad, dtype) -> None:  # noq
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["gpt2-heads-of-5", "gptneo-window-2", "lstm-three-layers"])
-def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:  # noqa: F811
+def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         exact = new(name, kind)
         model = copy.deepcopy(exact).to(dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         for layer, before in zip(
-            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
         ):
             assert torch.equal(layer.codes, before.codes)
             assert torch.equal(layer.scales, before.scales)
             assert layer.scales.dtype == torch.float32
             assert layer.weight.dtype == layer.dtype == dtype
         ids = some_ids(model, 40)
-        wanted = forward(exact, ids)
-        assert_close(read(model, ids, [1]), wanted, 0.2)
-        assert_close(forward(model, ids), wanted, 0.3)
+        expected = forward(exact, ids)
+        assert_close(read(model, ids, [1]), expected, 0.2)
+        assert_close(forward(model, ids), expected, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
         assert_close(
             plain(lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)).float(),  # noqa: B023
-            wanted,
+            expected,
             0.3,
         )
         generate(model, [[1, 2]], 5)
         back = model.to(torch.float32)
         for layer, before in zip(
-            layers, [each for each in exact.modules() if isinstance(each, Quantized)], strict=True
+            layers, [module for module in exact.modules() if isinstance(module, Quantized)], strict=True
         ):
             assert torch.equal(layer.weight, before.weight)
         assert forward(back, ids).dtype == torch.float32
 
 
-def test_what_is_quantized_and_how() -> None:
+def test_matrices_and_embeddings_are_quantized() -> None:
     model = new("gpt2", "nf4")
     kinds = {path: module.kind for path, module in model.named_modules() if isinstance(module, Quantized)}
     blocks = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -325,7 +314,7 @@ def test_sizes_that_happen_to_be_that_of_the_vocabulary() -> None:
     assert new("gpt2", "nf4", vocab_size=72).h[0].attn.c_attn.kind == "nf4"
 
 
-def test_embedding_rows() -> None:
+def test_embedding_rows_match_the_dequantized_weights() -> None:
     layer = QuantizedEmbedding(nn.Embedding(50, 33))
     idx = torch.tensor([[0, 49], [7, 7]])
     assert torch.equal(layer(idx), layer.weight[idx])
@@ -333,7 +322,7 @@ def test_embedding_rows() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_an_lstm_against_the_one_of_pytorch(kind, layers) -> None:
+def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     torch.manual_seed(0)
     layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
     other = nn.LSTM(10, 37, layers, batch_first=True)
@@ -342,11 +331,11 @@ def test_an_lstm_against_the_one_of_pytorch(kind, layers) -> None:
         parameter.data = kept.weight if isinstance(kept, Quantized) else kept.data
     x, state = torch.randn(3, 6, 10), (torch.randn(layers, 3, 37), torch.randn(layers, 3, 37))
     with torch.no_grad():
-        for given in (None, state):
-            (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, given), other(x, given)
-            for found, wanted in ((y, other_y), (h, other_h), (c, other_c)):
-                assert found.shape == wanted.shape
-                assert torch.allclose(found, wanted, atol=1e-6)
+        for start in (None, state):
+            (y, (h, c)), (other_y, (other_h, other_c)) = layer(x, start), other(x, start)
+            for actual, expected in ((y, other_y), (h, other_h), (c, other_c)):
+                assert actual.shape == expected.shape
+                assert torch.allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -355,15 +344,15 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
     for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-        _, *products, head = [each for each in NativeRunner(model).operations if each.weight.scales]
+        _, *products, head = [operation for operation in NativeRunner(model).operations if operation.weight.scales]
         assert len(products) == 8
-        assert {each.weight.int8_inputs for each in products} == {int(dtype == torch.bfloat16)}
+        assert {operation.weight.int8_inputs for operation in products} == {int(dtype == torch.bfloat16)}
         assert not head.weight.int8_inputs
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_a_checkpoint(tmp_path, family, kind) -> None:
+def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     whole = new(family)
     minhub_py.save_pretrained(whole, tmp_path)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
@@ -422,7 +411,7 @@ def test_an_unknown_kind_is_named_before_anything_is_fetched(kind) -> None:
         quantize(new("gpt2"), kind)
 
 
-def test_a_hook_on_a_quantized_layer() -> None:
+def test_a_hook_on_a_quantized_layer_is_called() -> None:
     model = new("gpt2", "int8")
     model.h[0].mlp.c_fc.register_forward_hook(lambda _, __, y: -y)
     assert type(runner_of(model)) is TorchRunner

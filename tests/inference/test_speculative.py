@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
+from decoders import new, some_ids
 from pairs import in_pairs
-from test_decoder import kernel, new, plain, some_ids  # noqa: F401
 
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
@@ -67,15 +67,15 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
-def test_the_ids_are_those_without_drafts(model, settings, most) -> None:
-    wanted = generate(model, PROMPTS, 60, seed=7, **settings)
-    assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == wanted
+def test_drafts_do_not_change_the_ids(model, settings, most) -> None:
+    expected = generate(model, PROMPTS, 60, seed=7, **settings)
+    assert generate(model, PROMPTS, 60, seed=7, speculate=most, **settings) == expected
     for row in (0, 2):
         alone = list(stream(model, PROMPTS[row], 60, seed=7, speculate=20, **settings))
-        assert alone == wanted[row]
+        assert alone == expected[row]
 
 
-def test_for_all_kernels(kernel) -> None:  # noqa: F811
+def test_drafts_do_not_change_the_ids_with_any_kernel(kernel) -> None:
     for name in ("gpt2-heads-of-5", "gptneo-all-local"):
         for dtype in ("float32", "transposed", "nf4"):
             model = new(name, dtype)
@@ -83,39 +83,39 @@ def test_for_all_kernels(kernel) -> None:  # noqa: F811
             assert generate(model, PROMPTS, 60, seed=3, temperature=0.3, speculate=12) == ids
 
 
-def test_every_number_of_new_ids() -> None:
+def test_drafts_do_not_change_texts_of_any_length() -> None:
     """The last one may stand anywhere in a draft."""
     model = new("gpt2", n_positions=30)
-    wanted = generate(model, PROMPTS, 70, temperature=0)
+    expected = generate(model, PROMPTS, 70, temperature=0)
     for count in range(1, 70, 3):
-        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in wanted]
+        assert generate(model, PROMPTS, count, temperature=0, speculate=9) == [row[:count] for row in expected]
 
 
-def test_an_end_in_the_middle_of_a_draft() -> None:
+def test_a_text_ends_at_an_end_token_within_a_draft() -> None:
     model = new("gpt2")
     for settings in ({"temperature": 0}, {"temperature": 0.4}):
-        wanted = generate(model, PROMPTS, 90, seed=2, **settings)
-        for end in sorted({id for row in wanted for id in row}):
-            expected = [row[: row.index(end) + 1] if end in row else row for row in wanted]
+        complete = generate(model, PROMPTS, 90, seed=2, **settings)
+        for end in sorted({id for row in complete for id in row}):
+            expected = [row[: row.index(end) + 1] if end in row else row for row in complete]
             for most in (3, 31):
                 assert generate(model, PROMPTS, 90, seed=2, eos_id=end, speculate=most, **settings) == expected
 
 
-def test_a_stop_string_in_the_middle_of_a_draft() -> None:
+def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     model = new("gpt2")
     tokenizer = characters([chr(40 + i) for i in range(61)])
-    wanted = generate(model, PROMPTS, 90, temperature=0)
-    texts = [tokenizer.decode(row) for row in wanted]
+    complete = generate(model, PROMPTS, 90, temperature=0)
+    texts = [tokenizer.decode(row) for row in complete]
     for place in range(0, 80, 3):
         stop = texts[0][place : place + 4]
         expected = [
-            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(wanted, texts, strict=True)
+            row[: text.index(stop) + 4] if stop in text else row for row, text in zip(complete, texts, strict=True)
         ]
-        found = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
-        assert found == expected
+        actual = generate(model, PROMPTS, 90, temperature=0, stop=stop, tokenizer=tokenizer, speculate=20)
+        assert actual == expected
 
 
-def test_more_rows_than_leave_room_for_drafts(calls) -> None:
+def test_drafts_of_many_rows_fit_one_call(calls) -> None:
     model = new("gpt2")
     for count in (20, MAX_TOKENS // 2, MAX_TOKENS // 2 + 1, MAX_TOKENS):
         prompts = [PROMPTS[i % 5] for i in range(count)]
@@ -123,26 +123,26 @@ def test_more_rows_than_leave_room_for_drafts(calls) -> None:
     assert max(calls) <= MAX_TOKENS
 
 
-def test_without_native_code_nothing_is_drafted(plain) -> None:  # noqa: F811
+def test_without_native_code_nothing_is_drafted(plain) -> None:
     model = new("gpt2")
     sizes = []
 
     def work(**more):
         return generate(model, PROMPTS[:1], 40, temperature=0, **more)
 
-    model.register_forward_hook(lambda _, given, __: sizes.append(given[0].numel()))
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].numel()))
     assert work() == work(speculate=9) == plain(lambda: work(speculate=9))
     assert sizes == [len(PROMPTS[0]), *[1] * 39] * 3
 
 
 @pytest.mark.parametrize("dropped", [0, 1, 5, 30])
-def test_a_text_that_nobody_reads_to_its_end(dropped) -> None:
+def test_an_abandoned_stream_leaves_the_model_usable(dropped) -> None:
     model = new("gpt2")
-    wanted = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
+    expected = generate(model, [PROMPTS[0]], 50, temperature=0)[0]
     ids = stream(model, PROMPTS[0], 50, temperature=0, speculate=20)
-    assert [next(ids) for _ in range(dropped)] == wanted[:dropped]
+    assert [next(ids) for _ in range(dropped)] == expected[:dropped]
     del ids
-    assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == wanted
+    assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == expected
 
 
 # --- fewer readings ---
@@ -177,7 +177,7 @@ def test_an_lstm_makes_no_drafts(calls) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, 2.5, "3", None])
-def test_a_bad_number_is_named_at_the_call(bad) -> None:
+def test_an_invalid_number_is_rejected_at_the_call(bad) -> None:
     model = new("gpt2")
     for call in (generate, stream):
         prompt = [[1]] if call is generate else [1]

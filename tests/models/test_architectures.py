@@ -6,19 +6,18 @@ logits by thousands of times the tolerance. All positions are compared, most of 
 
 import json
 import sys
-from copy import deepcopy
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import ARCHITECTURES
+from decoders import KERNELS
 from pairs import in_pairs
 from random_weights import draw
+from references import CASES, FEW, LENGTH, TOLERANCE, assert_close, ids_of, read, states_of, texts_of
 from safetensors.torch import load_file
-from test_decoder import KERNELS, kernel  # noqa: F401  # a fixture
-from test_embeddings import states_of, texts_of
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -32,101 +31,53 @@ from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
 from minhub_py.registry import ENTRIES, architecture_of
 
-TOLERANCE = 5e-5  # of the largest logit
-LENGTH = 70
-VOCABULARY = 61  # of all cases
-CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
-FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
 GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
-
-    def get(name: str) -> tuple[Any, Any, Path]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            settings = CASES[name].settings(name)
-            # A copy: transformers writes what rope_parameters leave out into the dicts that it is given.
-            reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**deepcopy(settings))).eval()
-            draw(reference)
-            reference.save_pretrained(folder)
-            (folder / "generation_config.json").unlink(missing_ok=True)
-            # As it was given, in the old spelling or the new, and not as transformers writes it.
-            (folder / "config.json").write_text(json.dumps(settings))
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
-
-    return get
-
-
-def ids_of(rows: int, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows))
-
-
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
-
-
-@torch.no_grad()
-def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text that is read in pieces, their sizes again and again until its end."""
-    logits, place = [], 0
-    for size in cycle(pieces):
-        if place >= ids.size(1):
-            return torch.cat(logits, dim=1)
-        logits.append(model(ids[:, place : place + size], cache))
-        place += size
-    raise AssertionError
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load, name: str) -> None:
+def test_logits_match_transformers(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
     reference, model, _ = load(name)
     reach = max(8 if isinstance(kept, State) else kept.window or 0 for kept in model.cache_layout())
     single = min(reach, 20) + 4
     for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
         ids = ids_of(rows)
-        wanted = reference(ids).logits
-        assert wanted.abs().max() > 3
-        assert_close(model(ids), wanted)
+        expected = reference(ids).logits
+        assert expected.abs().max() > 3
+        assert_close(model(ids), expected)
         for pieces in several:
-            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), wanted)
+            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_states(load, name: str) -> None:
+def test_hidden_states_match_transformers(load, name: str) -> None:
     """Of each token of ragged texts, in every layer."""
     reference, model, _ = load(name)
     texts = texts_of(3, 40)
-    wanted = [states_of(reference, ids) for ids in texts]
-    for layer in range(len(wanted[0])):
-        for each, states in zip(embed(model, None, texts, layer=layer, pool="none"), wanted, strict=True):
-            assert each.dtype == torch.float32
-            assert_close(each, states[layer])
+    expected = [states_of(reference, ids) for ids in texts]
+    for layer in range(len(expected[0])):
+        for matrix, states in zip(embed(model, None, texts, layer=layer, pool="none"), expected, strict=True):
+            assert matrix.dtype == torch.float32
+            assert_close(matrix, states[layer])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_attention(load, name: str) -> None:
+def test_attention_weights_match_transformers(load, name: str) -> None:
     reference, model, _ = load(name)
     [ids] = texts_of(40)  # beyond any window of the cases
-    found = attention_weights(model, None, ids)
+    actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
     reference.set_attn_implementation("eager")  # the others tell no weights
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
-    wanted = [each for each in attentions if each is not None]
+    expected = [weights for weights in attentions if weights is not None]
     tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not divided, so they are large
-    torch.testing.assert_close(found.weights, torch.cat(wanted), rtol=0, atol=tolerance)
-    assert found.weights.dtype == torch.float32
-    assert found.ids == ids
-    sums = found.weights.sum(dim=3)
+    torch.testing.assert_close(actual.weights, torch.cat(expected), rtol=0, atol=tolerance)
+    assert actual.weights.dtype == torch.float32
+    assert actual.ids == ids
+    sums = actual.weights.sum(dim=3)
     if name.startswith("gpt_oss"):
         assert (sums < 1 + 1e-5).all()
         assert (sums < 0.99).any()
@@ -136,10 +87,10 @@ def test_attention(load, name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
-def test_rows_of_different_lengths(load, name: str) -> None:
+def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
     reference, model, _ = load(name)
     ids, lengths = ids_of(4), [0, 3, 29, 40]
-    wanted = reference(ids).logits
+    expected = reference(ids).logits
     cache = model.new_cache(4, LENGTH)
     for row, length in enumerate(lengths):
         if length:
@@ -148,25 +99,25 @@ def test_rows_of_different_lengths(load, name: str) -> None:
             cache.set_row(row, one)
     for size in (1, 4, 1, 9):
         pieces = torch.stack([ids[row, length : length + size] for row, length in enumerate(lengths)])
-        found = model(pieces, cache)
+        actual = model(pieces, cache)
         for row, length in enumerate(lengths):
-            assert_close(found[row], wanted[row, length : length + size])
+            assert_close(actual[row], expected[row, length : length + size])
         lengths = [length + size for length in lengths]
     cache.select([3, 1])
-    found = model(torch.stack([ids[3, lengths[3] :][:2], ids[1, lengths[1] :][:2]]), cache)
-    assert_close(found[0], wanted[3, lengths[3] : lengths[3] + 2])
-    assert_close(found[1], wanted[1, lengths[1] : lengths[1] + 2])
+    actual = model(torch.stack([ids[3, lengths[3] :][:2], ids[1, lengths[1] :][:2]]), cache)
+    assert_close(actual[0], expected[3, lengths[3] : lengths[3] + 2])
+    assert_close(actual[1], expected[1, lengths[1] : lengths[1] + 2])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_saved_again_transformers_loads_it(load, name: str, tmp_path: Path) -> None:
+def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     """To transformers the file says what the reference's says. Where the settings are the same, so is its model."""
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    found, wanted = (load_file(each / "model.safetensors") for each in (tmp_path, folder))
-    assert found.keys() == wanted.keys()
-    for key, tensor in wanted.items():
-        assert torch.equal(found[key], tensor), key
+    actual, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
+    assert actual.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(actual[key], tensor), key
     ids = ids_of(1)
     if name in FEW or name in GRADIENTS or settings_in(tmp_path) != settings_in(folder):
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -189,7 +140,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str) -> None:
+def test_gradients_match_transformers(name: str) -> None:
     settings = {**CASES[name].settings(name), "pad_token_id": None}  # whose embedding has no gradient in transformers
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).double().eval()
     reference.set_experts_implementation("eager")  # their grouped products have no float64
@@ -203,29 +154,29 @@ def test_gradients(name: str) -> None:
     cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     cross_entropy(reference(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
-    wanted = weights_map.to_native(family.model_type, gradients, config)
+    expected = weights_map.to_native(family.model_type, gradients, config)
     for key, parameter in model.named_parameters():
         # That of a bias of k is zero where nothing rotates: it adds the same to all scores.
-        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max().clamp_min(1e-9)
+        error = (parameter.grad - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
         assert error < 1e-5, (key, error)  # the rotations are float32 in both
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FEW)
-def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     ids = ids_of(2)
     with torch.no_grad():
-        wanted = reference(ids).logits
-        found = read(model, ids, [30, 1, 7], model.new_cache(2, LENGTH))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+        expected = reference(ids).logits
+        actual = read(model, ids, [30, 1, 7], model.new_cache(2, LENGTH))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_generate_and_score(load, name: str) -> None:
+def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
     """Greedy text as transformers writes it; a row of a batch as it is alone; scores as the logits say."""
     reference, model, _ = load(name)
     reference.generation_config.eos_token_id = None
@@ -233,9 +184,9 @@ def test_generate_and_score(load, name: str) -> None:
     texts = minhub_py.generate(model, prompts, 25, temperature=0, eos_id=None)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
-        wanted = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
+        expected = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
                                     attention_mask=torch.ones_like(ids))  # fmt: skip
-        assert text == wanted[0, len(prompt) :].tolist()
+        assert text == expected[0, len(prompt) :].tolist()
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
     rows = minhub_py.generate(model, prompts, 12, seed=[1, 2, 3], eos_id=None)
     assert rows == [minhub_py.generate(model, [prompt], 12, seed=seed, eos_id=None)[0]
@@ -243,27 +194,27 @@ def test_generate_and_score(load, name: str) -> None:
     [scores] = minhub_py.score(model, [prompts[2]])
     with torch.no_grad():
         logprobs = reference(torch.tensor([prompts[2]])).logits[0].log_softmax(dim=-1)
-    wanted = logprobs[:-1].gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-3)
+    expected = logprobs[:-1].gather(1, torch.tensor(prompts[2][1:]).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", FEW)
-def test_quantized(load, name: str, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(model)) is NativeRunner
     ids = ids_of(1)
     with torch.no_grad():
-        wanted, found = reference(ids).logits, model(ids)
-    error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt()
+        expected, actual = reference(ids).logits, model(ids)
+    error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.6)
     [text] = minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
     assert text == minhub_py.generate(model, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_entry_points(load, name: str) -> None:
+def test_entry_points_load_and_create_the_family(load, name: str) -> None:
     _, model, folder = load(name)
     kind = name.split("-", maxsplit=1)[0]
     [entry] = (entry for entry in ENTRIES.values() if kind in entry.model_types)
@@ -272,8 +223,8 @@ def test_entry_points(load, name: str) -> None:
     fresh = getattr(minhub_py, f"{entry.name}_from_config")(folder)
     assert fresh.training
     assert fresh.config == model.config
-    made = getattr(minhub_py, entry.name)(**CASES[name].small, **CASES[name].fresh)
-    assert made.config.to_hub()["model_type"] == entry.model_types[0]
+    model = getattr(minhub_py, entry.name)(**CASES[name].small, **CASES[name].fresh)
+    assert model.config.to_hub()["model_type"] == entry.model_types[0]
     for other in ENTRIES.values():
         if other != entry:
             with pytest.raises(ValueError, match=rf"holds a {entry.name} model: call {entry.name}_from_pretrained\(\)"):
@@ -284,7 +235,7 @@ REFUSED = [(cases, *refusal) for cases in ARCHITECTURES.values() for refusal in 
 
 
 @pytest.mark.parametrize(("cases", "settings", "message"), REFUSED, ids=[str(refusal[1]) for refusal in REFUSED])
-def test_settings_without_code_are_refused(load, tmp_path: Path, cases: Any, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load, tmp_path: Path, cases: Any, settings: Any, message: str) -> None:
     first = next(iter(cases.cases))
     (tmp_path / "model.safetensors").symlink_to(load(first)[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**cases.settings(first), **settings}))
@@ -293,7 +244,7 @@ def test_settings_without_code_are_refused(load, tmp_path: Path, cases: Any, set
 
 
 @pytest.mark.parametrize("name", dict.fromkeys((*FEW, *GRADIENTS)))
-def test_torchscript(load, name: str, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and length, gradients; parameters under the model's names."""
     _, model, _ = load(name)
     save_torchscript(model, tmp_path / "model.pt")
@@ -308,37 +259,39 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
-def test_the_native_runner(load, kernel, name: str) -> None:  # noqa: F811
+def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     model = load(name)[1]
     runner = runner_of(model)
     assert type(runner) is NativeRunner
     ids = ids_of(1)[0].tolist()
-    found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
-    assert_close(found, model(torch.tensor([ids]))[0])
+    result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
+    assert_close(result, model(torch.tensor([ids]))[0])
     cache = runner.new_cache(1, LENGTH)
     places = pairwise((0, 13, 14, 15, LENGTH))
     pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
-    assert torch.equal(torch.cat(pieces), found)
+    assert torch.equal(torch.cat(pieces), result)
     cache = runner.new_cache(3, LENGTH)
     first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
-    assert torch.equal(first, found[[4, 39, 1]])
+    assert torch.equal(first, result[[4, 39, 1]])
     more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-    assert torch.equal(more, found[[5, 40, 41, 42, 43, 2, 3]])
+    assert torch.equal(more, result[[5, 40, 41, 42, 43, 2, 3]])
 
 
 PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]
 
 
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED)
-def test_published_sizes(size: str, parameters: int) -> None:
+def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
 
 
 @pytest.mark.parametrize(
     "family", [name for name, entry in ENTRIES.items() if entry.architecture.name in ARCHITECTURES]
 )
-def test_training(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_family_can_be_trained_and_fine_tuned(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawing would take longer than training
     text = tmp_path / "text.txt"

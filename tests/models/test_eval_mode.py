@@ -136,7 +136,9 @@ def test_training_mode_makes_no_difference(family, change) -> None:
         model.drop.eval()  # as somebody may have left it
         before = state_of(model)
         assert generate(model, PROMPTS, 12, seed=1) == ids
-        assert all(torch.equal(found, wanted) for found, wanted in zip(score(model, PROMPTS), scores, strict=True))
+        assert all(
+            torch.equal(actual, expected) for actual, expected in zip(score(model, PROMPTS), scores, strict=True)
+        )
         model.drop.train()
         assert generate(model, PROMPTS, 12, seed=1) == ids
         model.drop.eval()
@@ -149,9 +151,9 @@ def test_training_mode_makes_no_difference(family, change) -> None:
 
 def test_a_part_in_training_mode_is_read_in_eval_mode() -> None:
     model = new("gpt2").double().eval()
-    wanted = generate(model, PROMPTS, 12, seed=1)
+    expected = generate(model, PROMPTS, 12, seed=1)
     model.h[1].train()
-    assert generate(model, PROMPTS, 12, seed=1) == wanted
+    assert generate(model, PROMPTS, 12, seed=1) == expected
     assert model.h[1].mlp.training
     assert not model.training
 
@@ -160,13 +162,13 @@ def test_a_part_in_training_mode_is_read_in_eval_mode() -> None:
 def test_a_model_that_is_switched_while_its_text_comes(change) -> None:
     model = new("gpt2")
     change(model)
-    wanted = generate(model, PROMPTS[:1], 12, seed=1)[0]
+    expected = generate(model, PROMPTS[:1], 12, seed=1)[0]
     for mode in (True, False):
         model.train(mode)
         ids = stream(model, PROMPTS[0], 12, seed=1)
         begun = [next(ids), next(ids)]
         model.train(not mode)
-        assert begun + list(ids) == wanted
+        assert begun + list(ids) == expected
         assert model.training is not mode
 
 
@@ -191,11 +193,11 @@ def test_nobody_sees_eval_mode_while_a_text_is_read() -> None:
 def test_threads_that_read_and_train_at_once(change) -> None:
     model = new("gpt2")
     change(model)
-    wanted = generate(model, PROMPTS, 10, seed=1)
-    found, dropped = [], []
+    expected = generate(model, PROMPTS, 10, seed=1)
+    actual, dropped = [], []
 
     def read():
-        found.extend(generate(model, PROMPTS, 10, seed=1) for _ in range(8))
+        actual.extend(generate(model, PROMPTS, 10, seed=1) for _ in range(8))
 
     def train():
         idx = torch.ones(1, 9, dtype=torch.long)
@@ -206,7 +208,7 @@ def test_threads_that_read_and_train_at_once(change) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [wanted] * 16
+    assert actual == [expected] * 16
     assert dropped == [True] * 30
     assert model.training
 
@@ -238,13 +240,13 @@ def test_an_interrupt_leaves_the_model_as_it_was(change) -> None:
 
 def test_compiled_models() -> None:
     model = new("gpt2").eval()
-    wanted = generate(model, PROMPTS, 5, seed=1)
+    expected = generate(model, PROMPTS, 5, seed=1)
     model.train()
     model.h[0] = torch.compile(model.h[0], backend="eager")
-    assert generate(model, PROMPTS, 5, seed=1) == wanted
-    assert generate(torch.compile(model, backend="eager"), PROMPTS, 5, seed=1) == wanted
+    assert generate(model, PROMPTS, 5, seed=1) == expected
+    assert generate(torch.compile(model, backend="eager"), PROMPTS, 5, seed=1) == expected
     model.compile(backend="eager")
-    assert generate(model, PROMPTS, 5, seed=1) == wanted
+    assert generate(model, PROMPTS, 5, seed=1) == expected
     assert all(module.training for module in model.modules())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_weights import draw
-from test_architectures import ids_of, load  # noqa: F401
+from references import ids_of
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 import minhub_py
@@ -17,13 +17,13 @@ VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_
           "num_attention_heads": 2, "image_size": 8, "patch_size": 4}  # fmt: skip
 
 
-def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+def test_layers_keep_no_more_than_their_window(load) -> None:
     assert [keys.size(2) for keys, _ in load("gemma2")[1].new_cache(2, 50).layers] == [7, 50]
     assert [keys.size(2) for keys, _ in load("gemma3_text-usual")[1].new_cache(2, 50).layers] == [9, 9, 9, 9, 9, 50]
 
 
 @torch.no_grad()
-def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
     """gemma3: settings below text_config, ids that end a text beside it; what is for pictures is left alone."""
     settings = json.loads((load("gemma3_text")[2] / "config.json").read_text())
     config = Gemma3Config(text_config=settings, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60)
@@ -36,8 +36,8 @@ def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # n
     (tmp_path / "config.json").write_text(json.dumps(outer))
     model = minhub_py.gemma3_from_pretrained(tmp_path, device="cpu")
     assert model.config.eos_token_id == [1, 60]
-    wanted = reference(ids_of(2)).logits
-    assert (model(ids_of(2)) - wanted).abs().max() <= 5e-5 * wanted.abs().max()
+    expected = reference(ids_of(2)).logits
+    assert (model(ids_of(2)) - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 @torch.no_grad()
@@ -51,11 +51,11 @@ def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_
     reference.save_pretrained(tmp_path)
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert next(model.parameters()).dtype == dtype
-    found, wanted = [], []
-    model.layers[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    reference.model.layers[0].register_forward_pre_hook(lambda _, inputs: wanted.append(inputs[0]))
+    actual, expected = [], []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: actual.append(inputs[0]))
+    reference.model.layers[0].register_forward_pre_hook(lambda _, inputs: expected.append(inputs[0]))
     model(ids_of(1)), reference(ids_of(1))
-    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(actual[0], expected[0])
 
 
 @torch.inference_mode()
@@ -79,5 +79,5 @@ def test_the_native_runner_rounds_it_too() -> None:
         library().choose(None)
     weight = model.embed_tokens.weight.float()
     x = weight[:10] * 6.9375 + 4
-    wanted = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) @ weight.T
-    torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
+    expected = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) @ weight.T
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from memory import MB, growth
 from random_weights import draw
+from references import LENGTH, assert_close, ids_of, read
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_architectures import LENGTH, assert_close, ids_of, read
-from test_memory import MB, growth
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -72,14 +72,14 @@ def experts_of(model: Any) -> list[Packed]:
 
 
 @torch.no_grad()
-def test_logits(packed) -> None:
+def test_logits_match_transformers(packed) -> None:
     reference, model, _ = packed
     for rows in (1, 3):
         ids = ids_of(rows)
-        wanted = reference(ids).logits
-        assert wanted.abs().max() > 3
-        assert_close(model(ids), wanted)
-        assert_close(read(model, ids, [3, 1, 11], model.new_cache(rows, LENGTH)), wanted)
+        expected = reference(ids).logits
+        assert expected.abs().max() > 3
+        assert_close(model(ids), expected)
+        assert_close(read(model, ids, [3, 1, 11], model.new_cache(rows, LENGTH)), expected)
 
 
 def test_weights_of_experts_are_transformers_own(packed) -> None:
@@ -93,7 +93,7 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
-def test_the_native_runner(packed, kernels: str) -> None:
+def test_native_logits_match_forward(packed, kernels: str) -> None:
     """Straight from the file's bytes; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -102,16 +102,16 @@ def test_the_native_runner(packed, kernels: str) -> None:
         runner = runner_of(model)
         assert type(runner) is NativeRunner
         held = {tensor.data_ptr() for tensor in runner.program.references}
-        assert all({each.blocks.data_ptr(), each.scales.data_ptr()} <= held for each in experts_of(model))
+        assert all({experts.blocks.data_ptr(), experts.scales.data_ptr()} <= held for experts in experts_of(model))
         ids = ids_of(1)[0].tolist()
-        found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
-        assert_close(found, reference(torch.tensor([ids])).logits[0])
+        result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
+        assert_close(result, reference(torch.tensor([ids])).logits[0])
         cache = runner.new_cache(1, LENGTH)
         pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
                   for start, end in pairwise((0, 13, 14, 15, 40, LENGTH))]  # fmt: skip
-        assert torch.equal(torch.cat(pieces), found)
+        assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, LENGTH)
-        assert torch.equal(runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), found[[4, 39, 1]])
+        assert torch.equal(runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache), result[[4, 39, 1]])
     finally:
         library().choose(None)
 
@@ -124,8 +124,8 @@ def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
         model.layers[0].mlp.router.bias.fill_(value)
         runner = runner_of(model)
         assert type(runner) is NativeRunner
-        found = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
-        assert found.isnan().all()
+        result = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
+        assert result.isnan().all()
 
 
 def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
@@ -133,18 +133,18 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     reference = packed_checkpoint(tmp_path, SMALL, torch.bfloat16)
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert {each.blocks.dtype for each in experts_of(model)} == {torch.uint8}
+    assert {experts.blocks.dtype for experts in experts_of(model)} == {torch.uint8}
     runner, ids = runner_of(model), ids_of(1)
     assert type(runner) is NativeRunner
     assert runner.long_prompt is None
     with torch.no_grad():
-        wanted = reference(ids).logits[0]
-        found = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
-    for logits, most in zip(found, (0.02, 0.08), strict=True):
-        assert ((logits - wanted).square().mean() / wanted.square().mean()).sqrt() < most
+        expected = reference(ids).logits[0]
+        actual = [runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), model(ids)[0].float()]
+    for logits, most in zip(actual, (0.02, 0.08), strict=True):
+        assert ((logits - expected).square().mean() / expected.square().mean()).sqrt() < most
     wide = minhub_py.from_pretrained(tmp_path, device="cpu", dtype="float32")
     with torch.no_grad():
-        assert_close(wide(ids)[0], wanted)
+        assert_close(wide(ids)[0], expected)
 
 
 def test_packed_stays_packed(packed, tmp_path: Path) -> None:
@@ -179,17 +179,17 @@ def test_texts_are_the_references(packed) -> None:
     texts = minhub_py.generate(model, prompts, 25, temperature=0, eos_id=None)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = torch.tensor([prompt])
-        wanted = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
+        expected = reference.generate(ids, max_new_tokens=25, do_sample=False, pad_token_id=0,
                                     attention_mask=torch.ones_like(ids))  # fmt: skip
-        assert text == wanted[0, len(prompt) :].tolist()
+        assert text == expected[0, len(prompt) :].tolist()
         assert minhub_py.generate(model, [prompt], 25, temperature=0, eos_id=None) == [text]
 
 
-def test_inspect_and_verify(packed) -> None:
+def test_inspect_and_verify_read_packed_experts(packed) -> None:
     reference, _, folder = packed
-    wanted = sum(parameter.numel() for parameter in reference.parameters())
+    expected = sum(parameter.numel() for parameter in reference.parameters())
     report = inspect(str(folder))
-    assert report["parameters"]["total"] == wanted
+    assert report["parameters"]["total"] == expected
     assert {"dtype": "uint8", "shape": [6, 192, 2, 16]}.items() <= next(
         row for row in report["tensors"] if row["native"] == "layers.1.mlp.experts.gate_up_proj.blocks"
     ).items()
@@ -210,9 +210,9 @@ def test_verify_finds_scales_that_are_nan(packed, tmp_path: Path, layout: str) -
     file.unlink()
     save_file(tensors, file, about)
     size = tensors[first].numel()
-    found = verify(str(file.parent))["problems"]
-    assert found[0] == f"{first}: 2 of {size} scales are 255, which means NaN"
-    assert [problem.split(":")[0] for problem in found] == [first, last]
+    result = verify(str(file.parent))["problems"]
+    assert result[0] == f"{first}: 2 of {size} scales are 255, which means NaN"
+    assert [problem.split(":")[0] for problem in result] == [first, last]
 
 
 def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_quantized(packed, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
     """Attention, embedding and head; the experts stay as they are."""
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
@@ -241,13 +241,15 @@ def test_quantized(packed, kind: str) -> None:
         assert torch.equal(mine.blocks, other.blocks)
     ids = ids_of(1)
     with torch.no_grad():
-        wanted, found = reference(ids).logits, smaller(ids)
-    assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+        expected, actual = reference(ids).logits, smaller(ids)
+    assert (
+        0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+    )
     [text] = minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None)
     assert text == minhub_py.generate(smaller, ids[:, :5].tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
 
 
-def test_what_needs_floats_says_so(packed, tmp_path: Path) -> None:
+def test_operations_that_need_floats_are_rejected(packed, tmp_path: Path) -> None:
     _, model, folder = packed
     with pytest.raises(ValueError, match="experts in MXFP4 cannot be written as TorchScript: take the model in BF16"):
         save_torchscript(model, tmp_path / "model.pt")
@@ -261,10 +263,10 @@ def test_a_fresh_packed_model(packed) -> None:
     """Sized by a packed file's config it is as small: random blocks, at the scale that the config asks for."""
     fresh = minhub_py.gptoss_from_config(packed[2])
     assert fresh.config == packed[1].config
-    weight = torch.stack([each.expert(0, torch.float32).std() for each in experts_of(fresh)])
+    weight = torch.stack([experts.expert(0, torch.float32).std() for experts in experts_of(fresh)])
     assert ((weight / fresh.config.initializer_range).log2().abs() < 0.6).all()
     for moved in (fresh.to(torch.bfloat16), copy.deepcopy(fresh).double()):
-        assert {each.blocks.dtype for each in experts_of(moved)} == {torch.uint8}
+        assert {experts.blocks.dtype for experts in experts_of(moved)} == {torch.uint8}
     again = minhub_py.gptoss_from_config(packed[2])
     again.load_state_dict(fresh.state_dict())
     assert all(torch.equal(one.blocks, other.blocks)
@@ -299,11 +301,11 @@ def test_at_the_real_width(tmp_path: Path) -> None:
     reference = packed_checkpoint(tmp_path, settings)
     ids = torch.randint(2000, (1, 200), generator=torch.Generator().manual_seed(0))  # longer than the window, 128
     with torch.no_grad():
-        wanted = reference(ids).logits[0]
+        expected = reference(ids).logits[0]
     del reference
     size = (tmp_path / "model.safetensors").stat().st_size
     grown = growth(READ, tmp_path, json.dumps(ids[0].tolist()), tmp_path / "logits.pt")
-    assert_close(torch.load(tmp_path / "logits.pt"), wanted)
+    assert_close(torch.load(tmp_path / "logits.pt"), expected)
     assert grown["RssAnon"] < 100 * MB
     assert grown["VmHWM"] < size + 100 * MB
     assert grown["VmRSS"] > 0.8 * size  # or else nothing was measured

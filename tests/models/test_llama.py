@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 
 import torch
+from references import ids_of
 from safetensors.torch import load_file, save_file
-from test_architectures import ids_of, load  # noqa: F401
 
 import minhub_py
 
 
-def test_layers_keep_no_more_than_their_window(load) -> None:  # noqa: F811
+def test_layers_keep_no_more_than_their_window(load) -> None:
     model = load("qwen2-windows")[1]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 50).layers] == [50, 5, 5]
     assert [keys.size(2) for keys, _ in model.new_cache(2, 4).layers] == [4, 4, 4]
 
 
-def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
     """mistral3: settings below text_config, tensors below language_model; what is for pictures is left alone."""
     _, model, folder = load("ministral3")
     settings = json.loads((folder / "config.json").read_text())
@@ -31,5 +31,5 @@ def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:  # n
                     f"{prefix}multi_modal_projector.linear_1.bias": torch.zeros(2)}  # fmt: skip
         (tmp_path / "config.json").write_text(json.dumps(outer))
         save_file(tensors, tmp_path / "model.safetensors")
-        found = minhub_py.ministral_from_pretrained(tmp_path, device="cpu")
-        assert torch.equal(found(ids_of(1)), model(ids_of(1)))
+        result = minhub_py.ministral_from_pretrained(tmp_path, device="cpu")
+        assert torch.equal(result(ids_of(1)), model(ids_of(1)))

@@ -56,11 +56,11 @@ def encode(text):
 
 
 @torch.no_grad()
-def test_war_and_peace_logits(war_and_peace):
+def test_war_and_peace_logits_match_the_published_ones(war_and_peace):
     logits = war_and_peace(encode(PROMPT))
     assert logits.dtype == torch.float32
-    wanted = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])  # rounded to four digits
-    torch.testing.assert_close(logits[0, -1, :5], wanted, rtol=0, atol=1e-4)
+    expected = torch.tensor([-15.5377, -4.0642, -9.3971, -6.7735, -6.2187])  # rounded to four digits
+    torch.testing.assert_close(logits[0, -1, :5], expected, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -70,13 +70,13 @@ def test_war_and_peace_greedy_text(war_and_peace, folder):
     assert tokenizer.encode(PROMPT).ids == ids[0].tolist()
 
     cache = war_and_peace.new_cache(1, 200)
-    logits, found = war_and_peace(ids, cache), []
+    logits, result = war_and_peace(ids, cache), []
     for _ in GREEDY:
-        found.append(int(logits[0, -1].argmax()))
-        logits = war_and_peace(torch.tensor([[found[-1]]]), cache)
-    assert found == encode(GREEDY)[0].tolist()
-    assert tokenizer.decode(found) == GREEDY
-    assert minhub_py.generate(war_and_peace, ids.tolist(), len(GREEDY), temperature=0) == [found]
+        result.append(int(logits[0, -1].argmax()))
+        logits = war_and_peace(torch.tensor([[result[-1]]]), cache)
+    assert result == encode(GREEDY)[0].tolist()
+    assert tokenizer.decode(result) == GREEDY
+    assert minhub_py.generate(war_and_peace, ids.tolist(), len(GREEDY), temperature=0) == [result]
 
 
 @torch.no_grad()
@@ -102,26 +102,26 @@ def test_a_state_dict_alone_is_a_model(names, tmp_path):
     """model.pt as training scripts save it, without a config.json: the tensors tell the sizes."""
     model, weights = new_model("two-layers")
     theirs = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
-    state = {re.sub(r"^\w+\.", lambda found: theirs[found[0]], name): tensor for name, tensor in weights.items()}
+    state = {re.sub(r"^\w+\.", lambda result: theirs[result[0]], name): tensor for name, tensor in weights.items()}
     torch.save({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "model.pt")
 
-    found = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
-    assert not found.training
-    assert {name: getattr(found.config, name) for name in SMALL} == SMALL
-    assert_identical(found.state_dict(), model.state_dict())
+    result = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
+    assert not result.training
+    assert {name: getattr(result.config, name) for name in SMALL} == SMALL
+    assert_identical(result.state_dict(), model.state_dict())
 
-    minhub_py.save_pretrained(found, tmp_path / "again")
+    minhub_py.save_pretrained(result, tmp_path / "again")
     assert_identical(load_file(tmp_path / "again" / "model.safetensors"), dict(weights))
     again = minhub_py.from_pretrained(str(tmp_path / "again"), device="cpu", dtype="float32")
-    assert again.config == found.config
+    assert again.config == result.config
     assert torch.equal(again(some_ids(model)), model(some_ids(model)))
 
 
-def assert_identical(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+def assert_identical(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert torch.equal(actual[name], tensor), name
 
 
 def equations(weights, ids, layers, tied):
@@ -170,10 +170,10 @@ def reference(model, weights, ids):
     return equations(weights, ids, model.config.num_layers, model.config.tie_word_embeddings)
 
 
-def assert_close(found, wanted, tolerance=5e-5):
-    assert found.shape == wanted.shape
-    assert wanted.abs().max() > 10, "the test's own weights are too small to show a difference"
-    assert (found.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+def assert_close(actual, expected, tolerance=5e-5):
+    assert actual.shape == expected.shape
+    assert expected.abs().max() > 10, "the test's own weights are too small to show a difference"
+    assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()
@@ -188,48 +188,48 @@ def read(model, ids, sizes, cache):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_equations(name):
+def test_outputs_match_the_equations(name):
     model, weights = new_model(name)
     ids = some_ids(model)
-    wanted = reference(model, weights, ids)
+    expected = reference(model, weights, ids)
     with torch.no_grad():
         for length in (1, 2, LENGTH):
             for rows in (1, 3):
-                found = model(ids[:rows, :length])
-                assert found.dtype == torch.float32
-                assert_close(found, wanted[:rows, :length])
-        assert_close(model.double()(ids), wanted, 1e-12)
+                actual = model(ids[:rows, :length])
+                assert actual.dtype == torch.float32
+                assert_close(actual, expected[:rows, :length])
+        assert_close(model.double()(ids), expected, 1e-12)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_the_equations_with_a_cache(name, way):
+def test_cached_outputs_match_the_equations(name, way):
     model, weights = new_model(name)
     ids = some_ids(model)
-    wanted = reference(model, weights, ids)
-    assert_close(read(model, ids, WAYS[way], model.new_cache(3, LENGTH)), wanted)
-    assert_close(read(model, ids[:1], WAYS[way], model.new_cache(1, LENGTH)), wanted[:1])
+    expected = reference(model, weights, ids)
+    assert_close(read(model, ids, WAYS[way], model.new_cache(3, LENGTH)), expected)
+    assert_close(read(model, ids[:1], WAYS[way], model.new_cache(1, LENGTH)), expected[:1])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_different_lengths(name):
+def test_rows_of_different_lengths_match_single_rows(name):
     model, weights = new_model(name)
     ids = some_ids(model, rows=4, seed=2)
-    wanted = reference(model, weights, ids)
+    expected = reference(model, weights, ids)
     cache = model.new_cache(4, LENGTH)
     lengths = [0, 1, 5, 11]
     for row, length in enumerate(lengths):
         if length:
             cache.set_row(row, filled(model, ids[row, :length]))
-    lengths = go_on(model, cache, ids, wanted, lengths, [1, 1, 3, 1])
+    lengths = go_on(model, cache, ids, expected, lengths, [1, 1, 3, 1])
 
     cache.set_row(3, filled(model, ids[3, :2]))  # another text takes the place of one that ended
     lengths[3] = 2
-    lengths = go_on(model, cache, ids, wanted, lengths, [1, 4])
+    lengths = go_on(model, cache, ids, expected, lengths, [1, 4])
 
     keep = [3, 1]
     cache.select(keep)
-    go_on(model, cache, ids[keep], wanted[keep], [lengths[row] for row in keep], [1, 3])
+    go_on(model, cache, ids[keep], expected[keep], [lengths[row] for row in keep], [1, 3])
 
 
 @torch.no_grad()
@@ -241,18 +241,18 @@ def filled(model, text):
 
 
 @torch.no_grad()
-def go_on(model, cache, ids, wanted, lengths, sizes):
+def go_on(model, cache, ids, expected, lengths, sizes):
     """Step all rows together, each from its own place; the rows' new lengths."""
     for size in sizes:
         now = [slice(length, length + size) for length in lengths]
-        found = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
-        assert_close(found, torch.stack([row[part] for row, part in zip(wanted, now, strict=True)]))
+        actual = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
+        assert_close(actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)]))
         lengths = [length + size for length in lengths]
     return lengths
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients(name):
+def test_gradients_match_autograd_of_the_equations(name):
     """Those that autograd finds for the equations, for every weight."""
     model, _ = new_model(name)
     ids = some_ids(model)
@@ -270,14 +270,14 @@ def test_gradients(name):
         torch.testing.assert_close(parameter.grad, leaves[weight].grad, rtol=1e-9, atol=1e-12, msg=weight)
 
 
-def test_dropout_acts_in_training():
+def test_dropout_is_active_in_training_only():
     model, weights = new_model("dropout")
     ids = some_ids(model)
-    wanted = reference(model, weights, ids)
+    expected = reference(model, weights, ids)
     torch.manual_seed(0)
     with torch.no_grad():
-        assert (model.train()(ids) - wanted).abs().max() > 1
-        assert_close(model.eval()(ids), wanted)
+        assert (model.train()(ids) - expected).abs().max() > 1
+        assert_close(model.eval()(ids), expected)
 
 
 def test_dropout_acts_after_the_embedding_between_layers_and_before_the_head():
@@ -290,7 +290,7 @@ def test_dropout_acts_after_the_embedding_between_layers_and_before_the_head():
 
 
 @pytest.mark.parametrize("name", ["two-layers", "tied-four-layers"])
-def test_saved_and_loaded(name, tmp_path):
+def test_saved_models_load_identically(name, tmp_path):
     model, weights = new_model(name)
     minhub_py.save_pretrained(model, tmp_path)
     assert_identical(load_file(tmp_path / "model.safetensors"), dict(weights))
@@ -301,29 +301,29 @@ def test_saved_and_loaded(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["two-layers", pytest.param("tied", marks=pytest.mark.soak)])
-def test_compiled_by_dynamo(name):
+def test_compiled_models_match(name):
     model, weights = new_model(name)
     ids = some_ids(model)
-    wanted = reference(model, weights, ids)
+    expected = reference(model, weights, ids)
     torch.compiler.reset()
     fast = torch.compile(model, backend="eager")
     with torch.no_grad():
-        assert_close(fast(ids), wanted)
-    assert_close(read(fast, ids, [5, 1, 1, 4], model.new_cache(3, LENGTH)), wanted)
+        assert_close(fast(ids), expected)
+    assert_close(read(fast, ids, [5, 1, 1, 4], model.new_cache(3, LENGTH)), expected)
     torch.compiler.reset()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.06), ("float16", 0.01)])
 @pytest.mark.parametrize("name", ["one-layer", "two-layers", "tied-four-layers"])
-def test_16_bits(name, dtype, tolerance, tmp_path):
+def test_16_bit_logits_are_close_to_float32(name, dtype, tolerance, tmp_path):
     model, weights = new_model(name)
     minhub_py.save_pretrained(model, tmp_path)
     half = minhub_py.lstm_from_pretrained(str(tmp_path), device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in half.parameters()} == {getattr(torch, dtype)}
     ids = some_ids(model)
     with torch.no_grad():
-        found = half(ids)
+        result = half(ids)
     cached = read(half, ids, [9, 1, 1, 6], half.new_cache(3, LENGTH))
-    assert found.dtype == cached.dtype == getattr(torch, dtype)
-    for logits in (found, cached):
+    assert result.dtype == cached.dtype == getattr(torch, dtype)
+    for logits in (result, cached):
         assert_close(logits, reference(model, weights, ids), tolerance)

@@ -81,17 +81,17 @@ def twins(name, **changes):
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(case): the reference, our model of its files, their folder, ids (3, context) and the reference's logits."""
-    made = {}
+    loaded = {}
 
     def load(name):
-        if name not in made:
+        if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
             reference = new_reference(name)
             reference.save_pretrained(folder)
             model = minhub_py.from_pretrained(str(folder), device="cpu", dtype="float32")
             ids = some_ids(reference)
-            made[name] = reference, model, folder, ids, logits_of(reference, ids)
-        return made[name]
+            loaded[name] = reference, model, folder, ids, logits_of(reference, ids)
+        return loaded[name]
 
     return load
 
@@ -110,10 +110,10 @@ def logits_of(reference, ids):
     return reference(ids, use_cache=False).logits
 
 
-def assert_close(found, wanted, tolerance=TOLERANCE):
-    assert found.shape == wanted.shape
-    assert wanted.abs().max() > 10, "the test's own weights are too small to show a difference"
-    error = (found.float() - wanted).abs().amax(dim=(0, 2)) / wanted.abs().max()
+def assert_close(actual, expected, tolerance=TOLERANCE):
+    assert actual.shape == expected.shape
+    assert expected.abs().max() > 10, "the test's own weights are too small to show a difference"
+    error = (actual.float() - expected).abs().amax(dim=(0, 2)) / expected.abs().max()
     assert error.max() <= tolerance, f"off by {error.max():.1e} of the largest logit, at positions from {first(error)}"
 
 
@@ -133,10 +133,10 @@ def read(model, ids, sizes, cache):
 
 
 @pytest.mark.parametrize(("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]]))
-def test_rows_of_different_lengths(load, name, sizes):
+def test_rows_of_different_lengths_match_transformers(load, name, sizes):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=2)
-    wanted = logits_of(reference, ids)
+    expected = logits_of(reference, ids)
     context = ids.shape[1]
     # Nothing read, one token, and prompts below and beyond the small windows: one read at once, one in pieces.
     lengths = [0, 1, context // 6, context // 3]
@@ -144,13 +144,13 @@ def test_rows_of_different_lengths(load, name, sizes):
     for row, length in enumerate(lengths):
         if length:
             cache.set_row(row, filled(model, ids[row, :length], context, [length] if row < 3 else [2, 1]))
-    lengths = go_on(model, cache, ids, wanted, lengths, context - lengths[3], sizes)
+    lengths = go_on(model, cache, ids, expected, lengths, context - lengths[3], sizes)
 
     # The full row makes way for a short one: nothing of the text before may be left in sight.
     assert lengths[3] == context
     cache.set_row(3, filled(model, ids[3, :2], context, [1]))
     lengths[3] = 2
-    lengths = go_on(model, cache, ids, wanted, lengths, context - lengths[2], sizes)
+    lengths = go_on(model, cache, ids, expected, lengths, context - lengths[2], sizes)
     assert list(cache.lengths) == lengths
 
 
@@ -163,15 +163,15 @@ def filled(model, text, max_length, sizes):
 
 
 @torch.no_grad()
-def go_on(model, cache, ids, wanted, lengths, count, sizes):
+def go_on(model, cache, ids, expected, lengths, count, sizes):
     """Step all rows together by `count` positions, each row from its own place; the rows' new lengths."""
     for size in cycle(sizes):
         size = min(size, count)  # noqa: PLW2901
         if not size:
             return lengths
         now = [slice(length, length + size) for length in lengths]
-        found = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
-        assert_close(found, torch.stack([row[part] for row, part in zip(wanted, now, strict=True)]))
+        actual = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
+        assert_close(actual, torch.stack([row[part] for row, part in zip(expected, now, strict=True)]))
         lengths = [length + size for length in lengths]
         count -= size
 
@@ -180,26 +180,26 @@ def go_on(model, cache, ids, wanted, lengths, count, sizes):
 def test_rows_that_end_leave_the_others_as_they_are(load, name):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=3)
-    wanted = logits_of(reference, ids)
+    expected = logits_of(reference, ids)
     lengths = [9, 2, 14, 5]
     cache = model.new_cache(4, 37)
     for row, length in enumerate(lengths):
         cache.set_row(row, filled(model, ids[row, :length], 37, [length]))
-    lengths = go_on(model, cache, ids, wanted, lengths, 4, [1, 3])
+    lengths = go_on(model, cache, ids, expected, lengths, 4, [1, 3])
     keep = [3, 1]
     cache.select(keep)
-    go_on(model, cache, ids[keep], wanted[keep], [lengths[row] for row in keep], 10, [1, 8])
+    go_on(model, cache, ids[keep], expected[keep], [lengths[row] for row in keep], 10, [1, 8])
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_a_full_cache_says_so_and_is_left_alone(load, name):
-    _, model, _, ids, wanted = load(name)
+    _, model, _, ids, expected = load(name)
     cache = model.new_cache(3, 8)
     read(model, ids[:, :7], [7], cache)
     with pytest.raises(ValueError, match="8"):
         model(ids[:, 7:9], cache)
     with torch.no_grad():
-        assert_close(model(ids[:, 7:8], cache), wanted[:, 7:8])
+        assert_close(model(ids[:, 7:8], cache), expected[:, 7:8])
     with pytest.raises(ValueError, match="37"):
         model(torch.zeros(1, 38, dtype=torch.long))
 
@@ -255,16 +255,16 @@ PRECISIONS = {"bfloat16": 0.08, "float16": 0.01}
 @pytest.mark.parametrize(
     "name", [*ONE_EACH, "gpt2-upcast-inverse-layer", "gpt2-untied", "gpt_neo-two-groups", "gpt_neo-untied"]
 )
-def test_16_bits(load, name, dtype):
-    _, _, folder, ids, wanted = load(name)
+def test_16_bit_logits_match_transformers(load, name, dtype):
+    _, _, folder, ids, expected = load(name)
     model = minhub_py.from_pretrained(str(folder), device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
     with torch.no_grad():
-        found = model(ids)
+        actual = model(ids)
     cached = read(model, ids, [12, 1, 1, 7, 1], model.new_cache(3, ids.shape[1]))
-    assert found.dtype == cached.dtype == getattr(torch, dtype)
-    assert_close(found, wanted, PRECISIONS[dtype])
-    assert_close(cached, wanted, PRECISIONS[dtype])
+    assert actual.dtype == cached.dtype == getattr(torch, dtype)
+    assert_close(actual, expected, PRECISIONS[dtype])
+    assert_close(cached, expected, PRECISIONS[dtype])
 
 
 ONE_LAYER = {
@@ -287,7 +287,7 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
     reference.half().save_pretrained(tmp_path)
     ids = some_ids(reference)
     # In float16 transformers' own mask, -65504, would be too small for such scores.
-    wanted = logits_of(reference.float(), ids)
+    expected = logits_of(reference.float(), ids)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float16")
 
     # PyTorch's kernel for CPUs adds up in float32 by itself; those of other devices do not.
@@ -297,11 +297,11 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
     with torch.no_grad():
-        found = model(ids)
+        actual = model(ids)
     cached = read(model, ids, [12, 1, 5], model.new_cache(3, 37))
-    for logits in (found, cached):
+    for logits in (actual, cached):
         # The two largest of such scores may be closer than float16 tells them apart: not every position agrees.
-        error = (logits.float() - wanted).abs().amax(dim=2) / wanted.abs().max()
+        error = (logits.float() - expected).abs().amax(dim=2) / expected.abs().max()
         assert logits.isfinite().all()
         assert (error < PRECISIONS["float16"]).float().mean() > 0.9
 
@@ -310,17 +310,17 @@ def tensors_in(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def assert_identical(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+def assert_identical(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize("shards", ["one-file", "shards"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", HEADS)
-def test_saved_again_transformers_loads_it(name, dtype, shards, tmp_path):
+def test_transformers_loads_saved_models(name, dtype, shards, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     reference = new_reference(name).to(getattr(torch, dtype))
     reference.save_pretrained(old, max_shard_size="20KB" if shards == "shards" else "1GB")
@@ -345,9 +345,9 @@ def test_saved_again_transformers_loads_it(name, dtype, shards, tmp_path):
 def test_saved_settings_are_those_of_the_original(load, name, tmp_path):
     reference, model, folder, _, _ = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    found, wanted = (json.loads((place / "config.json").read_text()) for place in (tmp_path, folder))
-    shared = found.keys() & wanted.keys()
-    assert {key: found[key] for key in shared} == {key: wanted[key] for key in shared}
+    actual, expected = (json.loads((place / "config.json").read_text()) for place in (tmp_path, folder))
+    shared = actual.keys() & expected.keys()
+    assert {key: actual[key] for key in shared} == {key: expected[key] for key in shared}
     assert shared >= {*CASES[name], "model_type", "architectures"}
     # What transformers makes of it, with its defaults for settings that are its own alone.
     ours, theirs = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
@@ -420,7 +420,7 @@ AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "c
 @pytest.mark.parametrize("head", ["no-head", "head"])
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_files_of_every_age(load, name, write, names, head, tmp_path):
+def test_files_of_every_transformers_version_load(load, name, write, names, head, tmp_path):
     """Each file below the config holds the same model. A state dict lists the head even where it is tied."""
     reference, model, folder, ids, _ = load(name)
     state = dict(reference.state_dict())
@@ -428,15 +428,15 @@ def test_files_of_every_age(load, name, write, names, head, tmp_path):
         del state["lm_head.weight"]
     write(OLD_NAMES[names](state, "gpt2" if name.startswith("gpt2") else "gptneo"), tmp_path)
     shutil.copy(folder / "config.json", tmp_path)
-    found = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
+    result = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
     with torch.no_grad():
-        assert torch.equal(found(ids), model(ids))
+        assert torch.equal(result(ids), model(ids))
 
 
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
 @pytest.mark.parametrize("name", ["gpt2-untied", "gpt_neo-untied"])
 def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, tmp_path):
-    test_files_of_every_age(load, name, write, names, "head", tmp_path)
+    test_files_of_every_transformers_version_load(load, name, write, names, "head", tmp_path)
 
 
 @contextmanager
@@ -450,8 +450,8 @@ def compiled(model, backend):
 
 
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
-def test_compiled_by_dynamo(load, name):
-    _, model, _, ids, wanted = load(name)
+def test_models_compiled_by_dynamo_match(load, name):
+    _, model, _, ids, expected = load(name)
     graphs = []
 
     def backend(graph, inputs):
@@ -460,35 +460,35 @@ def test_compiled_by_dynamo(load, name):
 
     with compiled(model, backend) as fast:
         with torch.no_grad():
-            assert_close(fast(ids), wanted)
+            assert_close(fast(ids), expected)
         cache = model.new_cache(3, 37)
-        assert_close(read(fast, ids[:, :9], [9], cache), wanted[:, :9])
-        go_on(fast, cache, ids, wanted, [9, 9, 9], 2, [1])
+        assert_close(read(fast, ids[:, :9], [9], cache), expected[:, :9])
+        go_on(fast, cache, ids, expected, [9, 9, 9], 2, [1])
         known = len(graphs)
-        go_on(fast, cache, ids, wanted, [11, 11, 11], 6, [1])
+        go_on(fast, cache, ids, expected, [11, 11, 11], 6, [1])
         assert len(graphs) == known, "compiled anew for each token"
-        go_on(fast, cache, ids, wanted, [17, 17, 17], 4, [4])
+        go_on(fast, cache, ids, expected, [17, 17, 17], 4, [4])
         cache.set_row(1, filled(model, ids[1, :2], 37, [2]))
-        go_on(fast, cache, ids, wanted, [21, 2, 21], 5, [4, 1])
+        go_on(fast, cache, ids, expected, [21, 2, 21], 5, [4, 1])
 
 
 @pytest.mark.soak  # a minute of g++; what Dynamo makes of a model is tested without it
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
-def test_compiled_by_inductor(load, name):
+def test_models_compiled_by_inductor_match(load, name):
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "g++", "clang++"])) and os.environ.get("CI") != "true":
         pytest.skip("inductor needs a C++ compiler")
-    _, model, _, ids, wanted = load(name)
+    _, model, _, ids, expected = load(name)
     with compiled(model, "inductor") as fast:
         with torch.no_grad():
-            assert_close(fast(ids), wanted)
+            assert_close(fast(ids), expected)
         # As few lengths as tell a prompt from a token, and one step from the next: each is compiled anew.
-        assert_close(read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), wanted[:, :12])
+        assert_close(read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), expected[:, :12])
 
 
 @pytest.mark.parametrize(
     "name", ["gpt2", "gpt2-all-at-once", "gpt2-untied", *(name for name in CASES if name.startswith("gpt_neo"))]
 )
-def test_gradients(name):
+def test_gradients_match_transformers(name):
     dropouts = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0) if name.startswith("gpt2") else {}
     dropouts |= {key: 0.0 for key in CASES[name] if key in DROPOUTS}
     reference, model = twins(name, **dropouts)
@@ -497,18 +497,18 @@ def test_gradients(name):
     ids = some_ids(reference)
     for logits in (reference(ids, use_cache=False).logits, model(ids)):
         cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    found = weights_map.to_hub(
+    actual = weights_map.to_hub(
         reference.config.model_type, {name: weight.grad for name, weight in model.named_parameters()}
     )
-    wanted = {name: weight.grad for name, weight in reference.named_parameters()}
-    assert found.keys() == wanted.keys()
-    for weight, gradient in wanted.items():
-        assert found[weight].isfinite().all(), weight
+    expected = {name: weight.grad for name, weight in reference.named_parameters()}
+    assert actual.keys() == expected.keys()
+    for weight, gradient in expected.items():
+        assert actual[weight].isfinite().all(), weight
         largest = gradient.abs().max()
         if name.startswith("gpt_neo-window-1") and weight.endswith(("q_proj.weight", "k_proj.weight")) and not largest:
             continue  # a window of one position has nothing to choose from
         assert largest > 0, weight
-        assert (found[weight] - gradient).abs().max() <= 1e-4 * largest, weight
+        assert (actual[weight] - gradient).abs().max() <= 1e-4 * largest, weight
 
 
 @pytest.mark.parametrize("chosen", sorted(DROPOUTS))
@@ -520,11 +520,11 @@ def test_each_dropout_acts_where_the_references_does(chosen):
     reference, model = twins(name, **{**dropouts, chosen: 1.0})
     ids = some_ids(reference)
     before = logits_of(reference, ids)
-    wanted = logits_of(reference.train(), ids)
+    expected = logits_of(reference.train(), ids)
     with torch.no_grad():
         assert_close(model(ids), before)
-        assert_close(model.train()(ids), wanted)
-    assert (wanted - before).abs().max() > 1
+        assert_close(model.train()(ids), expected)
+    assert (expected - before).abs().max() > 1
 
 
 def test_every_activation_under_its_name():

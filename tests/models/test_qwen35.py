@@ -9,8 +9,8 @@ import pytest
 import torch
 from cases.qwen35 import FAMILY
 from random_weights import draw
+from references import assert_close, ids_of, read
 from safetensors.torch import load_file, save_file
-from test_architectures import assert_close, ids_of, load, read  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import minhub_py
@@ -37,7 +37,7 @@ def test_chunks_say_what_the_rule_says() -> None:
 
     q, k, v, before = random(150, 6), random(150, 6), random(150, 5), random(6, 5)
     k, decay, beta = k / k.norm(dim=3, keepdim=True), -(random(150) ** 4), random(150).sigmoid()
-    given = [tensor.requires_grad_() for tensor in (q, k, v, decay, beta, before)]
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v, decay, beta, before)]
     state, outputs = before, []
     for i in range(150):
         state = state * decay[:, :, i, None, None].exp()
@@ -45,36 +45,36 @@ def test_chunks_say_what_the_rule_says() -> None:
         delta = beta[:, :, i, None] * (v[:, :, i] - answer)
         state = state + k[:, :, i, :, None] * delta[:, :, None]
         outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, i]))
-    wanted = torch.stack(outputs, dim=2)
-    by, by_state = torch.randn_like(wanted), torch.randn_like(state)
-    gradients = torch.autograd.grad([wanted, state], given, [by, by_state])
+    expected = torch.stack(outputs, dim=2)
+    by, by_state = torch.randn_like(expected), torch.randn_like(state)
+    gradients = torch.autograd.grad([expected, state], inputs, [by, by_state])
     for chunk in (1, 7, 64, 150):
-        found, after = delta_rule(*given, chunk)
-        torch.testing.assert_close(found, wanted)
+        actual, after = delta_rule(*inputs, chunk)
+        torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(after, state)
-        for one, other in zip(torch.autograd.grad([found, after], given, [by, by_state]), gradients, strict=True):
+        for one, other in zip(torch.autograd.grad([actual, after], inputs, [by, by_state]), gradients, strict=True):
             torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FEW)
-def test_long_texts(load, name: str) -> None:  # noqa: F811
+def test_long_texts(load, name: str) -> None:
     """Of several chunks, at once and in pieces, by `forward` and by the native runner."""
     reference, model, _ = load(name)
     ids = ids_of(2, LONG)
-    wanted = reference(ids).logits
-    assert_close(model(ids), wanted)
+    expected = reference(ids).logits
+    assert_close(model(ids), expected)
     for pieces in ([1, 3, 64, 65], [65, 1, 130], [128, 1]):
-        assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), wanted)
+        assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), expected)
     runner = runner_of(model)
     assert type(runner) is NativeRunner
     texts = {row: ids[row].tolist() for row in range(2)}
-    found = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
-    assert_close(found, wanted.flatten(0, 1))
+    actual = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
+    assert_close(actual, expected.flatten(0, 1))
     cache = runner.new_cache(2, LONG)
     for start, end in pairwise((0, 1, 4, 68, 133, LONG)):
         pieces = runner.forward({row: text[start:end] for row, text in texts.items()}, cache, every=True)
-        both = torch.cat((found[start:end], found[LONG + start : LONG + end]))
+        both = torch.cat((actual[start:end], actual[LONG + start : LONG + end]))
         assert torch.equal(pieces, both)
 
 
@@ -88,21 +88,21 @@ def test_layers_with_a_state_alone() -> None:
     ids = ids_of(1, LONG)
     other = ids.clone()
     other[0, 3] = (ids[0, 3] + 1) % 61
-    found = model(ids)
-    change = (model(other) - found).abs().amax(dim=2)[0]
+    result = model(ids)
+    change = (model(other) - result).abs().amax(dim=2)[0]
     assert change[:3].max() == 0
     assert change[-1] > 1e-4
     # transformers has no cache for such a model
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **settings)).eval()
     names = weights_map.to_hub("qwen3_5_text", model.state_dict())
     reference.load_state_dict(dict(names))
-    assert_close(found, reference(ids, use_cache=False).logits)
-    assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), found)
+    assert_close(result, reference(ids, use_cache=False).logits)
+    assert_close(read(model, ids, [1, 3, 64, 65], model.new_cache(1, 2)), result)
     runner = runner_of(model)
-    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), found[0])
+    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 2), every=True), result[0])
 
 
-def test_what_a_cache_keeps(load) -> None:  # noqa: F811
+def test_what_a_cache_keeps(load) -> None:
     """Inputs of the convolution and a state in float32; keys and values in the model's dtype."""
     _, _, folder = load("qwen3_5_text-types")
     model = minhub_py.from_pretrained(folder, device="cpu", dtype="bfloat16")
@@ -116,33 +116,33 @@ def test_what_a_cache_keeps(load) -> None:  # noqa: F811
     ] * 2
 
 
-def test_a_text_that_begins_like_another(load) -> None:  # noqa: F811
+def test_a_text_that_begins_like_another(load) -> None:
     """A state is copied only where it ends with the common part; the ids are those of a text alone either way."""
     model = load("qwen3_5_text")[1]
     start, more = ids_of(1, 80)[0].tolist(), ids_of(2, 5)[0].tolist()
     for steps in (1, 4):
         batch = Batch(model, rows=2, max_length=120)
         first = batch.admit(start, 12, sampling=Sampling(temperature=0))
-        made = {first: [event.id for _ in range(steps) for event in batch.step()]}
+        generated = {first: [event.id for _ in range(steps) for event in batch.step()]}
         second = batch.admit(start + more, 12, sampling=Sampling(temperature=0), like=first)
-        made[second] = []
+        generated[second] = []
         with torch.inference_mode():
             shared = batch.cache.has_prefix(0, len(start))
         assert shared == (steps == 1)
         while len(batch):
             for event in batch.step():
-                made[event.row].append(event.id)
+                generated[event.row].append(event.id)
         for row, ids in ((first, start), (second, start + more)):
-            assert made[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
+            assert generated[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
 
 
-def test_no_drafts_are_made(load) -> None:  # noqa: F811
+def test_no_drafts_are_made(load) -> None:
     assert not runner_of(load("qwen3_5_text")[1]).supports_drafts
     assert runner_of(load("qwen3_5_text-attends")[1]).supports_drafts  # where nothing but keys and values is kept
 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])
-def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:  # noqa: F811
+def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -> None:
     """Settings below text_config; what is for pictures, and for drafts of more than one id, is left alone."""
     _, model, folder = load("qwen3_5_text")
     settings = json.loads((folder / "config.json").read_text())
@@ -153,9 +153,9 @@ def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -
     tensors |= {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 3), "model.visual.pos_embed.weight": torch.zeros(2)}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     save_file(tensors, tmp_path / "model.safetensors")
-    found = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
-    assert torch.equal(found(ids_of(1)), model(ids_of(1)))
-    minhub_py.save_pretrained(found, tmp_path / "text")  # of the text model alone, in transformers' names for it
+    result = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
+    assert torch.equal(result(ids_of(1)), model(ids_of(1)))
+    minhub_py.save_pretrained(result, tmp_path / "text")  # of the text model alone, in transformers' names for it
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()
     assert type(theirs).__name__ == "Qwen3_5ForCausalLM"
     with torch.no_grad():
@@ -179,13 +179,13 @@ def test_transformers_multimodal_class_says_the_same(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_rule_is_never_in_16_bits(load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under autocast, as training in bfloat16 has it, the products of layers are, and the state is not."""
     autocast = []
 
-    def rule(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rule(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         autocast.append(torch.is_autocast_enabled("cpu"))
-        return delta_rule(*given)
+        return delta_rule(*tensors)
 
     monkeypatch.setattr("minhub_py.models.delta.delta_rule", rule)
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,15 +209,15 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
             "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000,
             "partial_rotary_factor": 0.25},
     }  # fmt: skip
-    given = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+    outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
              "tie_word_embeddings": False, "vision_config": {"model_type": "qwen3_5"}}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(given))
+    (tmp_path / "config.json").write_text(json.dumps(outer))
     family, config = describe(Checkpoint(tmp_path))
     assert config == replace(preset("Qwen/Qwen3.5-27B")[1], layer_types=text["layer_types"])
     settings = AutoConfig.for_model(**text)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(settings)
-    ours = skeleton(family, config)
+    ours = skeleton(family.Model, config)
     shapes = {key: tensor.shape for key, tensor in weights_map.to_hub(family.model_type, ours.state_dict()).items()}
     assert shapes == {key: tensor.shape for key, tensor in theirs.state_dict().items()}
     torch.testing.assert_close(torch.tensor(ours.rope.frequencies), type(theirs.model.rotary_emb)(settings).inv_freq)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train_cli import done
+from commands import succeeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -78,17 +78,17 @@ class Reference(nn.Module):
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """load(name): the reference, and our model of its model.pt. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Reference, Any, Path]:
-        if name not in made:
+        if name not in loaded:
             folder, settings = tmp_path_factory.mktemp(name), {**SMALL, **CASES[name]}
             reference = Reference(SinusoidalConfig(**settings)).eval()
             torch.save(reference.state_dict(), folder / "model.pt")
             (folder / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **settings}))
             with torch.inference_mode(False):  # whichever test is the first
-                made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
+                loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return loaded[name]
 
     return get
 
@@ -97,21 +97,21 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def assert_close(found: Tensor, wanted: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load: Any, name: str) -> None:
+def test_logits_match_pytorch(load: Any, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes."""
     reference, model, _ = load(name)
     for rows in (1, 3):
         ids = ids_of(rows)
-        wanted = reference(ids)
-        assert wanted.abs().max() > 3
-        assert_close(model(ids), wanted)
+        expected = reference(ids)
+        assert expected.abs().max() > 3
+        assert_close(model(ids), expected)
         for pieces in ([1], [3, 1, 11, 1, 2]):
             cache, logits, place = model.new_cache(rows, LENGTH), [], 0
             for size in cycle(pieces):
@@ -119,13 +119,13 @@ def test_logits(load: Any, name: str) -> None:
                 place += size
                 if place >= LENGTH:
                     break
-            assert_close(torch.cat(logits, dim=1), wanted)
+            assert_close(torch.cat(logits, dim=1), expected)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_native_runner(load: Any, name: str, kernels: str) -> None:
+def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None:
     """The reference's logits, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -134,15 +134,15 @@ def test_the_native_runner(load: Any, name: str, kernels: str) -> None:
         runner = runner_of(model)
         assert type(runner) is NativeRunner
         ids = ids_of(1)[0].tolist()
-        found = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
-        assert_close(found, reference(torch.tensor([ids]))[0])
+        result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
+        assert_close(result, reference(torch.tensor([ids]))[0])
         cache = runner.new_cache(1, LENGTH)
         pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone()
                   for start, end in pairwise((0, 13, 14, 15, LENGTH))]  # fmt: skip
-        assert torch.equal(torch.cat(pieces), found)
+        assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, LENGTH)
         first = runner.forward({0: ids[:5], 1: ids[:30], 2: ids[:2]}, cache).clone()
-        assert torch.equal(first, found[[4, 29, 1]])
+        assert torch.equal(first, result[[4, 29, 1]])
     finally:
         library().choose(None)
 
@@ -152,14 +152,14 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
     """model.pt as MLLM's train.py leaves it, without a config.json: of 8 heads, and the rest the tensors tell."""
     reference, model, _ = load("as-in-mllm")
     torch.save(reference.state_dict(), tmp_path / "model.pt")
-    found = minhub_py.from_pretrained(tmp_path, device="cpu")
-    assert {name: getattr(found.config, name) for name in SMALL} == SMALL
-    assert_close(found(ids_of(2)), reference(ids_of(2)))
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert {name: getattr(result.config, name) for name in SMALL} == SMALL
+    assert_close(result(ids_of(2)), reference(ids_of(2)))
     assert torch.equal(minhub_py.sinusoidal_from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2)))
 
 
 @torch.no_grad()
-def test_saved_again(load: Any, tmp_path: Path) -> None:
+def test_saved_models_load_in_the_reference(load: Any, tmp_path: Path) -> None:
     """Under MLLM's names, all but the mask."""
     reference, model, _ = load("two-heads")
     minhub_py.save_pretrained(model, tmp_path)
@@ -182,14 +182,14 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(folder / "config.json")
     other = Reference(model.config).eval()
     other.load_state_dict(state)
-    found = minhub_py.from_pretrained(tmp_path, device="cpu")
-    assert_close(found(ids_of(2)), other(ids_of(2)))
-    runner = runner_of(found)
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
+    assert_close(result(ids_of(2)), other(ids_of(2)))
+    runner = runner_of(result)
     read = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
     assert_close(read, other(ids_of(1))[0])
 
 
-def test_gradients() -> None:
+def test_gradients_match_pytorch() -> None:
     config = SinusoidalConfig(**SMALL)
     reference = Reference(config).double().eval()
     model = minhub_py.sinusoidal(**SMALL).double().eval()
@@ -200,32 +200,34 @@ def test_gradients() -> None:
     cross_entropy(reference(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     gradients["_pe_embedding._pe"] = reference.state_dict()["_pe_embedding._pe"]  # which has none
-    wanted = weights_map.to_native("sinusoidal", gradients, config)
+    expected = weights_map.to_native("sinusoidal", gradients, config)
     for key, parameter in model.named_parameters():
-        assert (parameter.grad - wanted[key]).abs().max() < 1e-9 * wanted[key].abs().max(), key
+        assert (parameter.grad - expected[key]).abs().max() < 1e-9 * expected[key].abs().max(), key
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits(load: Any, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load: Any, dtype: torch.dtype) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
-    wanted, found = reference(ids_of(2)), model(ids_of(2))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+    expected, actual = reference(ids_of(2)), model(ids_of(2))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_quantized(load: Any, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(model)) is NativeRunner
-    wanted, found = reference(ids_of(1)), model(ids_of(1))
-    assert 0 < ((found - wanted).square().mean() / wanted.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+    expected, actual = reference(ids_of(1)), model(ids_of(1))
+    assert (
+        0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
+    )
 
 
-def test_torchscript(load: Any, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load: Any, tmp_path: Path) -> None:
     """Any batch and length, gradients, dropout in training; the positions are in the file."""
     _, model, _ = load("as-in-mllm")
     save_torchscript(model, tmp_path / "model.pt")
@@ -263,14 +265,14 @@ def test_generated_text(load: Any) -> None:
         ({"max_position_embeddings": 50}, r"positions.weight is \(48, 32\), the config says \(50, 32\)"),
     ],
 )
-def test_settings_without_code_are_refused(load: Any, tmp_path: Path, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load: Any, tmp_path: Path, settings: Any, message: str) -> None:
     (tmp_path / "model.pt").symlink_to(load("as-in-mllm")[2] / "model.pt")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **SMALL, **settings}))
     with pytest.raises(ValueError, match=message):
         minhub_py.from_pretrained(tmp_path)
 
 
-def test_training(tmp_path: Path) -> None:
+def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
     """From scratch by the settings of the registry, and fine-tuning of what came out."""
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
@@ -284,25 +286,25 @@ def test_training(tmp_path: Path) -> None:
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_commands_train_compare_inspect_verify_and_generate(tmp_path: Path) -> None:
     """minhub train, resume, generate and verify; positions are not learnt, and count nowhere as parameters."""
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a rose is a rose is a rose. " * 200)
     options = ["--family", "sinusoidal", "--layers", 1, "--width", 16, "--context", 16, "--batch", 4, "--threads", 1,
                "--steps", 6, "--tokenizer", "bpe", "--vocab-size", 260, "--sample", "a rose", "--sample-tokens", 5,
                "--set", "num_attention_heads=2"]  # fmt: skip
-    shown = done("train", text, "--out", run, *options).stderr
+    shown = succeeded("train", text, "--out", run, *options).stderr
     model = minhub_py.from_pretrained(run, device="cpu")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert f"Sinusoidal, {parameters:,} parameters, on cpu" in shown
     assert f"Sinusoidal, {parameters:,} parameters, float32" in (run / "README.md").read_text()
-    assert json.loads(done("compare", run, "--json").stdout)[0]["parameters"] == parameters
-    assert json.loads(done("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
-    assert json.loads(done("verify", run, "--json").stdout)["problems"] == []
+    assert json.loads(succeeded("compare", run, "--json").stdout)[0]["parameters"] == parameters
+    assert json.loads(succeeded("inspect", run, "--json").stdout)["parameters"]["total"] == parameters
+    assert json.loads(succeeded("verify", run, "--json").stdout)["problems"] == []
     assert (model.config.num_attention_heads, model.config.max_position_embeddings) == (2, 16)
     assert (run / "samples.txt").read_text().count("a rose") >= 2
-    done("train", "--resume", run, "--steps", 8)
-    assert done("generate", run, "a rose", "-n", 40, "--seed", 1).stdout.startswith("a rose")
+    succeeded("train", "--resume", run, "--steps", 8)
+    assert succeeded("generate", run, "a rose", "-n", 40, "--seed", 1).stdout.startswith("a rose")
 
 
 # The tokenizer: vocab.dat and rules.dat

@@ -80,10 +80,10 @@ def draw(model: torch.nn.Module) -> None:
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:
-        if name not in made:
+        if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
             settings = SMALL | CASES[name]
             reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).eval()
@@ -94,8 +94,8 @@ def load(tmp_path_factory):
             reference.save_pretrained(folder)
             (folder / "generation_config.json").unlink()
             (folder / "config.json").write_text(json.dumps(settings))  # as it was given
-            made[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name]
+            loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return loaded[name]
 
     return get
 
@@ -111,9 +111,9 @@ def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.
     return logits
 
 
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()
@@ -131,20 +131,20 @@ def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int],
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(load, name: str) -> None:
+def test_logits_match_transformers(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces; source and text beyond the farthest bucket."""
     reference, model, _ = load(name)
     for rows in (1, 3):
         source, ids = ids_of(rows, 47), ids_of(rows, 60)
-        wanted = wanted_of(reference, source, ids)
-        assert wanted.std() > 0.3
-        assert_close(model(source, ids), wanted)
+        expected = wanted_of(reference, source, ids)
+        assert expected.std() > 0.3
+        assert_close(model(source, ids), expected)
         for pieces in ([1, 1, 1, 57], [3, 1, 11, 1, 2]):
-            assert_close(read(model, source, ids, pieces, model.new_cache(rows, 60)), wanted)
+            assert_close(read(model, source, ids, pieces, model.new_cache(rows, 60)), expected)
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths(load) -> None:
+def test_rows_of_different_lengths_match_single_rows(load) -> None:
     """Sources and texts of different lengths side by side in one cache, and what is left when some go."""
     reference, model, _ = load("t5")
     sources, ids = [ids_of(1, length) for length in (3, 40, 17)], ids_of(3, 50)
@@ -155,19 +155,19 @@ def test_rows_of_different_lengths(load) -> None:
         if length:
             model(None, ids[row : row + 1, :length], one)
         cache.set_row(row, one)
-    wanted = [wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)]
+    expected = [wanted_of(reference, source, ids[row : row + 1])[0] for row, source in enumerate(sources)]
     for size in (1, 4):
-        found = model(None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache)
+        actual = model(None, torch.stack([ids[row, n : n + size] for row, n in enumerate(lengths)]), cache)
         for row, n in enumerate(lengths):
-            assert_close(found[row], wanted[row][n : n + size])
+            assert_close(actual[row], expected[row][n : n + size])
         lengths = [n + size for n in lengths]
     cache.leave(0)
-    found = model(None, torch.stack([ids[row, lengths[row]][None] for row in (2, 1)]), cache)
-    assert_close(found[0], wanted[2][lengths[2] :][:1])
-    assert_close(found[1], wanted[1][lengths[1] :][:1])
+    actual = model(None, torch.stack([ids[row, lengths[row]][None] for row in (2, 1)]), cache)
+    assert_close(actual[0], expected[2][lengths[2] :][:1])
+    assert_close(actual[1], expected[1][lengths[1] :][:1])
 
 
-def test_wrong_calls(load) -> None:
+def test_invalid_calls_are_rejected(load) -> None:
     _, model, _ = load("t5")
     ids = ids_of(1, 4)
     with pytest.raises(ValueError, match="without a cache, pass idx, the token IDs of the encoder"):
@@ -190,7 +190,7 @@ def test_wrong_calls(load) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_generate(load, name: str) -> None:
+def test_generated_texts_match_transformers(load, name: str) -> None:
     """Greedy text as transformers writes it, to its end; a row of a batch as it is alone.
 
     With a penalty too, for the text's own ids: without one, random weights make a text of few ids.
@@ -202,16 +202,16 @@ def test_generate(load, name: str) -> None:
         for prompt, text in zip(prompts, texts, strict=True):
             ids = torch.tensor([prompt])
             # No cache: transformers' expects an encoder of as many layers as the decoder.
-            wanted = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+            expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
                                         use_cache=False, repetition_penalty=penalty)  # fmt: skip
-            assert text == wanted[0, 1:].tolist()
+            assert text == expected[0, 1:].tolist()
             settings = {"temperature": 0, "repetition_penalty": penalty}
             assert list(minhub_py.stream(model, prompt, 12, **settings)) == text
     assert len({*texts[0], *texts[1]}) > 5
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_sampling(load, name: str) -> None:
+def test_samples_follow_seeds_drafts_and_stop_criteria(load, name: str) -> None:
     """Seeds, drafts and stop criteria."""
     _, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
@@ -226,23 +226,23 @@ def test_sampling(load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_score_and_loss(load, name: str) -> None:
+def test_scores_match_the_loss(load, name: str) -> None:
     """The log-probabilities of targets, and the mean of them, which is the loss in transformers."""
     reference, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 30)]
     targets = [ids_of(1, length, 1)[0].tolist() for length in (40, 11)]
     scores = minhub_py.score(model, prompts, targets=targets)
-    for prompt, target, found in zip(prompts, targets, scores, strict=True):
+    for prompt, target, actual in zip(prompts, targets, scores, strict=True):
         source, labels = torch.tensor([prompt]), torch.tensor([target])
         with torch.no_grad():
             out = reference(input_ids=source, attention_mask=torch.ones_like(source), labels=labels, use_cache=False)
-        wanted = out.logits[0].log_softmax(dim=-1).gather(1, labels.T).squeeze(1)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(-found.mean(), out.loss, rtol=1e-4, atol=1e-4)
+        expected = out.logits[0].log_softmax(dim=-1).gather(1, labels.T).squeeze(1)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(-actual.mean(), out.loss, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*FEW, "unscaled", "odd-buckets"])
-def test_gradients(load, name: str) -> None:
+def test_gradients_match_transformers(load, name: str) -> None:
     settings = SMALL | CASES[name]
     reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).double().eval()
     draw(reference)
@@ -260,13 +260,13 @@ def test_gradients(load, name: str) -> None:
     loss.backward()
     wanted_loss.backward()
     gradients = {key: value.grad for key, value in reference.named_parameters()}
-    wanted = weights_map.to_native("t5", gradients)
+    expected = weights_map.to_native("t5", gradients)
     for key, parameter in model.named_parameters():
-        error = (parameter.grad - wanted[key]).abs().max() / wanted[key].abs().max()
+        error = (parameter.grad - expected[key]).abs().max() / expected[key].abs().max()
         assert error < 5e-5, (key, error)  # the norms' means are float32 in both
 
 
-def test_dropout_is_of_training_only(load) -> None:
+def test_dropout_is_active_in_training_only(load) -> None:
     _, model, folder = load("dropout")
     source, ids = ids_of(1, 9), ids_of(1, 5)
     again = minhub_py.from_pretrained(folder, device="cpu").train()
@@ -280,29 +280,29 @@ def test_dropout_is_of_training_only(load) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FEW)
-def test_16_bits(load, name: str, dtype: torch.dtype) -> None:
+def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     source, ids = ids_of(2, 20), ids_of(2, 40)
     with torch.no_grad():
-        wanted = wanted_of(reference, source, ids)
-        found = read(model, source, ids, [30, 1, 7], model.new_cache(2, 40))
-    assert found.dtype == dtype
-    assert ((found.float() - wanted).square().mean() / wanted.square().mean()).sqrt() < 0.08
+        expected = wanted_of(reference, source, ids)
+        actual = read(model, source, ids, [30, 1, 7], model.new_cache(2, 40))
+    assert actual.dtype == dtype
+    assert ((actual.float() - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
     [text] = minhub_py.generate(model, source[:1].tolist(), 5, eos_id=None)
     assert len(text) == 5
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("name", FEW)
-def test_quantized(load, name: str, kind: str) -> None:
+def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     source, ids = ids_of(1, 20), ids_of(1, 40)
     with torch.no_grad():
-        wanted, found = wanted_of(reference, source, ids), model(source, ids)
-    error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt()
+        expected, actual = wanted_of(reference, source, ids), model(source, ids)
+    error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.8)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert not layers  # the encoder's too
@@ -311,18 +311,18 @@ def test_quantized(load, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["t5", "gated", "unscaled", "unscaled-new-spelling", "deep-decoder", "another-start"])
-def test_saved_again_transformers_loads_it(load, name: str, tmp_path: Path) -> None:
+def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path / "saved")
     convert(Checkpoint(folder), tmp_path / "native", to="native")
     convert(Checkpoint(tmp_path / "native"), tmp_path / "hub")
     source, ids = ids_of(1, 20), ids_of(1, 30)
     with torch.no_grad():
-        wanted = wanted_of(reference, source, ids)
+        expected = wanted_of(reference, source, ids)
         for saved in ("saved", "hub"):
             theirs = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
             assert theirs.config.decoder_start_token_id == reference.config.decoder_start_token_id
-            assert torch.equal(wanted_of(theirs, source, ids), wanted)
+            assert torch.equal(wanted_of(theirs, source, ids), expected)
         for saved in ("saved", "native", "hub"):
             assert verify(str(tmp_path / saved))["problems"] == []
             again = minhub_py.from_pretrained(tmp_path / saved, device="cpu")
@@ -347,22 +347,22 @@ def test_what_transformers_saves(load, tmp_path: Path) -> None:
     assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(source, ids), model(source, ids))
 
 
-def test_entry_points(load) -> None:
+def test_entry_points_load_and_create_t5(load) -> None:
     _, model, folder = load("t5")
     source, ids = ids_of(1, 20), ids_of(1, 30)
     assert torch.equal(minhub_py.t5_from_pretrained(folder, device="cpu")(source, ids), model(source, ids))
     fresh = minhub_py.t5_from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    made = minhub_py.t5(vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
-    assert made.config.to_hub()["model_type"] == "t5"
-    assert made(source, ids).std() > 0.1
+    model = minhub_py.t5(vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
+    assert model.config.to_hub()["model_type"] == "t5"
+    assert model(source, ids).std() > 0.1
     with pytest.raises(ValueError, match=r"holds a t5 model: call t5_from_pretrained\(\)"):
         minhub_py.gpt2_from_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", [*FEW, "gelu", "dropout", "deep-decoder"])
-def test_torchscript(load, name: str, tmp_path: Path) -> None:
+def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     """Any batch and lengths, gradients; parameters under the model's names; dropout in training."""
     _, model, _ = load(name)
     save_torchscript(model, tmp_path / "model.pt")
@@ -382,7 +382,7 @@ def test_torchscript(load, name: str, tmp_path: Path) -> None:
     ("name", "kernels"),
     [(name, None) for name in CASES] + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
 )
-def test_the_native_runner(load, name: str, kernels: str | None) -> None:
+def test_native_logits_match_forward(load, name: str, kernels: str | None) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     if library() is None or library().choose(kernels and kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
@@ -397,20 +397,20 @@ def test_the_native_runner(load, name: str, kernels: str | None) -> None:
         for layer, (k, v) in memory.items():
             assert_close(cache.layers[layer][0][:, :, :80], k)
             assert_close(cache.layers[layer][1][:, :, :80], v)
-        found = runner.forward({0: ids}, cache, every=True).clone()
-        assert_close(found, model(torch.tensor([source]), torch.tensor([ids]))[0])
+        result = runner.forward({0: ids}, cache, every=True).clone()
+        assert_close(result, model(torch.tensor([source]), torch.tensor([ids]))[0])
         cache.clear(0)
         pieces = [
             runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in pairwise((0, 7, 8, 60))
         ]
-        assert torch.equal(torch.cat(pieces), found)
+        assert torch.equal(torch.cat(pieces), result)
         cache = runner.new_cache(3, 90)
         for row, text in enumerate((source, source[:3], source)):
             runner.encode(text, cache, row)
         first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
-        assert torch.equal(first[[0, 2]], found[[4, 1]])
+        assert torch.equal(first[[0, 2]], result[[4, 1]])
         more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-        assert torch.equal(more[[0, 5, 6]], found[[5, 2, 3]])
+        assert torch.equal(more[[0, 5, 6]], result[[5, 2, 3]])
         assert_close(more[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
     finally:
         library().choose(None)
@@ -434,16 +434,16 @@ def test_a_row_like_another_keeps_its_own_source(load) -> None:
     assert alone[0] != alone[1]
     batch = Batch(model, 3, 40)
     first = batch.admit(prompts[0], 12, sampling=Sampling(temperature=0))
-    made = {first: [event.id for event in batch.step()]}
+    generated = {first: [event.id for event in batch.step()]}
     for prompt in prompts:
-        made[batch.admit(prompt, 12, sampling=Sampling(temperature=0), like=first)] = []
+        generated[batch.admit(prompt, 12, sampling=Sampling(temperature=0), like=first)] = []
     while len(batch):
         for event in batch.step():
-            made[event.row].append(event.id)
-    assert [*made.values()] == [alone[0], *alone]
+            generated[event.row].append(event.id)
+    assert [*generated.values()] == [alone[0], *alone]
 
 
-def test_without_the_native_runner(load) -> None:
+def test_texts_match_without_native_code(load) -> None:
     """A hook leaves it to `forward`: the same greedy texts and scores, and log-probabilities of each id."""
     _, model, folder = load("gated")
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
@@ -454,22 +454,24 @@ def test_without_the_native_runner(load) -> None:
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
     assert heard == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
-    for found, wanted in zip(*(minhub_py.score(each, prompts, targets=targets) for each in (slow, model)), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(
+        *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     batch = Batch(model, 2, 40)
     row = batch.admit(prompts[1], 5, sampling=Sampling(temperature=0), logprobs=True)
     events = [event for _ in range(5) for event in batch.step()]
-    [wanted] = minhub_py.score(model, prompts[1:], targets=[texts[1][:5]])
+    [expected] = minhub_py.score(model, prompts[1:], targets=[texts[1][:5]])
     assert [(event.row, event.id) for event in events] == [(row, id) for id in texts[1][:5]]
-    torch.testing.assert_close(torch.tensor([event.logprob for event in events]), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor([event.logprob for event in events]), expected, rtol=0, atol=1e-5)
 
 
 def test_targets_of_a_decoder_alone() -> None:
     """The same log-probabilities as those of the whole text, from the target on."""
     model = minhub_py.from_pretrained("minhub/shakespeare-gpt2", device="cpu")
     [whole] = minhub_py.score(model, [list(range(20))])
-    [found] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
-    torch.testing.assert_close(found, whole[11:], rtol=1e-5, atol=1e-5)
+    [result] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
+    torch.testing.assert_close(result, whole[11:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -492,20 +494,20 @@ def with_tokenizer(load, tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_command(with_tokenizer: Path) -> None:
+def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     """It prints the answer alone; ids without a token are nothing; perplexity needs a target."""
     folder, prompt = str(with_tokenizer), "translate: the house."
     model, tokenizer = minhub_py.from_pretrained(folder), minhub_py.tokenizer_from_pretrained(folder)
     ids = tokenizer.encode(prompt).ids
     assert ids[-1] == 1
-    [wanted] = minhub_py.generate(model, [ids], 20, temperature=0)
-    assert {*wanted} - {*tokenizer.get_vocab().values()}
+    [expected] = minhub_py.generate(model, [ids], 20, temperature=0)
+    assert {*expected} - {*tokenizer.get_vocab().values()}
     command = ["generate", folder, prompt, "-n", "20", "--temperature", "0"]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0
-    assert done.stdout == tokenizer.decode(wanted) + "\n"
+    assert done.stdout == tokenizer.decode(expected) + "\n"
     report = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
-    assert (report["ids"], report["text"]) == (wanted, tokenizer.decode(wanted))
+    assert (report["ids"], report["text"]) == (expected, tokenizer.decode(expected))
     (with_tokenizer / "text.txt").write_text("the house")
     failed = CliRunner().invoke(main, ["score", folder, str(with_tokenizer / "text.txt")])
     assert failed.exit_code == 1
@@ -514,7 +516,7 @@ def test_the_command(with_tokenizer: Path) -> None:
     assert "decoder.block.{}.layer.{}.EncDecAttention.q.weight" in shown
 
 
-def test_from_r(with_tokenizer: Path) -> None:
+def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     """R's generate(), next_tokens() and token_logprobs() with targets; a prompt has no logits."""
     module, tokenizer = (
         read(str(with_tokenizer)) for read in (minhub_py.from_pretrained, minhub_py.tokenizer_from_pretrained)
@@ -525,15 +527,15 @@ def test_from_r(with_tokenizer: Path) -> None:
     session.start_request(emitted.append, Event())
     settings = {"tokenizer": None, "max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None,
                 "repetition_penalty": 1.0, "eos_id": None, "stop": None}  # fmt: skip
-    made = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
-    wanted = minhub_py.generate(module, rows, 12, temperature=0)
-    assert [ids.tolist() for ids in made["ids"]] == wanted
-    assert list(made["texts"]) == [tokenizer.decode(ids) for ids in wanted]
+    result = methods_of_text.generate(session, model, prompts, **settings, seeds=[0, 0], stream=False)
+    expected = minhub_py.generate(module, rows, 12, temperature=0)
+    assert [ids.tolist() for ids in result["ids"]] == expected
+    assert list(result["texts"]) == [tokenizer.decode(ids) for ids in expected]
     emitted.clear()  # of its progress
     methods_of_text.generate(session, model, prompts[:1], **settings, seeds=[0], stream=True)
-    assert "".join(emitted) == tokenizer.decode(wanted[0])
+    assert "".join(emitted) == tokenizer.decode(expected[0])
     assert methods_of_text.next_tokens(session, model, prompts, None, 3).columns["id"][::3].tolist() == [
-        ids[0] for ids in wanted
+        ids[0] for ids in expected
     ]
     scored = methods_of_text.score(session, model, prompts, None, ["house", "a"]).columns
     targets = [tokenizer.encode(target).ids for target in ("house", "a")]
@@ -557,14 +559,14 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
-def test_settings_without_code_are_refused(load, tmp_path: Path, settings: Any, message: str) -> None:
+def test_unsupported_settings_are_rejected(load, tmp_path: Path, settings: Any, message: str) -> None:
     (tmp_path / "model.safetensors").symlink_to(load("t5")[2] / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(SMALL | settings))
     with pytest.raises(ValueError, match=message):
         minhub_py.from_pretrained(tmp_path)
 
 
-def test_training_is_refused(load, tmp_path: Path) -> None:
+def test_training_is_rejected(load, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 20)
     for start in ({"family": "t5"}, {"start": str(load("t5")[2]), "tokenizer": "characters"}):
         with pytest.raises(ValueError, match=r"train\(\) does not support t5"):
@@ -586,7 +588,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED.items())
-def test_published_sizes(size: str, parameters: int) -> None:
+def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
 
 

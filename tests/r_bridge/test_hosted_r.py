@@ -386,8 +386,8 @@ def test_missing_r_or_rpy2_is_a_one_line_error(run: Run, tmp_path: Path) -> None
     metadata.write_text("Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: 3.5.0\n")
     r = find_r()
     assert r
-    wanted = rf"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
-    assert re.fullmatch(wanted, complaint(run, PYTHONPATH=str(tmp_path)))
+    expected = rf"rpy2-rinterface 3.5.0 does not support R [\d.]+: .*pip install.* 'rpy2-rinterface{r.rpy2}'"
+    assert re.fullmatch(expected, complaint(run, PYTHONPATH=str(tmp_path)))
 
     program = tmp_path / "R"
     program.write_text(
@@ -449,10 +449,10 @@ def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]
     """Output, messages and exit status are identical."""
     script = tmp_path / "script.R"
     script.write_text(SCRIPT, encoding="utf-8")
-    arguments = [str(script) if each == "SCRIPT" else each for each in arguments]
+    arguments = [str(script) if argument == "SCRIPT" else argument for argument in arguments]
     stdin = "1:2\nprint('é')\nstop('end')\n"
-    wanted, got = (run([*each, *arguments], check=False, stdin=stdin) for each in (["Rscript"], MINHUB))
-    assert (got.stdout, got.stderr, got.returncode) == (wanted.stdout, wanted.stderr, wanted.returncode)
+    expected, got = (run([*command, *arguments], check=False, stdin=stdin) for command in (["Rscript"], MINHUB))
+    assert (got.stdout, got.stderr, got.returncode) == (expected.stdout, expected.stderr, expected.returncode)
 
 
 def test_minhub_r_provides_minhubpy(run: Run) -> None:

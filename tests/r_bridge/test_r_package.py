@@ -25,7 +25,7 @@ def run_r_tests(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
     files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
-    # Python's picture of a run's losses would take longer than the run; test_train.py has it.
+    # Python's picture of a run's losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
     if way == "worker":  # the other way round, with a Python that only the last resort of many names
         files.reverse()
@@ -55,8 +55,8 @@ def r_results(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
 def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]]], file: str) -> None:
-    way, found = r_results
-    results = found[file]
+    way, result = r_results
+    results = result[file]
     bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     skipped = {message for kind, _, message in results if kind == "skip"}
@@ -92,11 +92,11 @@ def with_r_torch(library: Path) -> str:
 @pytest.mark.parametrize("way", WAYS)
 def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
     results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
-    found = [(kind, f"{file}: {test}: {message}") for file, each in results.items() for kind, test, message in each]
-    bad = [what for kind, what in found if kind not in ("success", "skip")]
+    result = [(kind, f"{file}: {test}: {message}") for file, rows in results.items() for kind, test, message in rows]
+    bad = [what for kind, what in result if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
-    passed = [what for kind, what in found if kind == "success"]
-    skipped = [what for kind, what in found if kind == "skip"]
+    passed = [what for kind, what in result if kind == "success"]
+    skipped = [what for kind, what in result if kind == "skip"]
     assert passed
     assert way == "hosted" or all("R torch works here" in what for what in skipped), skipped
     print(f"{way}: {len(passed)} expectations passed, {len(skipped)} tests skipped")

@@ -16,7 +16,7 @@ from typing import Literal
 import ollama
 import pytest
 from pydantic import BaseModel, Field
-from test_serve import folder, in_chat, main_model, recurrent, served, user  # noqa: F401  # fixtures
+from served_models import in_chat, user
 
 from minhub_py.serve.models import Models, ServedModel
 from minhub_py.serve.run import BackgroundServer
@@ -24,7 +24,7 @@ from minhub_py.serve.server import Server
 
 
 @pytest.fixture(scope="module")
-def address(main_model: ServedModel) -> Iterator[str]:  # noqa: F811
+def address(main_model: ServedModel) -> Iterator[str]:
     with BackgroundServer(Server(Models([main_model]), key="secret"), grace=0.2) as address:
         yield address
 
@@ -48,7 +48,7 @@ def test_openai_parses_structured_outputs(address: str) -> None:
             assert stream.get_final_completion().choices[0].message.parsed == reply.choices[0].message.parsed
 
 
-def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel) -> None:  # noqa: F811
+def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel) -> None:
     with contextlib.closing(ollama.Client(host=address, headers={"Authorization": "Bearer secret"})) as client:
         [model] = client.list().models
         assert model.model == "tiny:latest"
@@ -68,7 +68,7 @@ def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel)
             client.chat(model="other", messages=user("Hi"))
 
 
-def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: ServedModel, tmp_path: Path) -> None:  # noqa: F811
+def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: ServedModel, tmp_path: Path) -> None:
     """The tests do not install `llm`: it requires tabulate, with which PyTorch loses the exit status of Ctrl-C."""
     pytest.importorskip("llm")
     models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
@@ -130,7 +130,7 @@ cat(jsonlite::toJSON(results, auto_unbox = TRUE))
 """
 
 
-def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model: ServedModel, tmp_path: Path) -> None:  # noqa: F811
+def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model: ServedModel, tmp_path: Path) -> None:
     script = tmp_path / "client.R"
     script.write_text(IN_R, encoding="utf-8")
     rscript = shutil.which("Rscript")

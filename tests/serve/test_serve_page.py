@@ -3,168 +3,26 @@
 MINHUB_SCREENSHOTS=FOLDER saves screenshots.
 """
 
-import os
-import random
 import re
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from test_chat import bot, tokenizer  # noqa: F401  # fixtures
-from test_serve import alone, folder, main_model, recurrent, served, wait  # noqa: F401  # fixtures
+from chat_models import chat_tokenizer, write_dialogpt
+from pages import CHROMIUM, MARKDOWN, messages, open_page, say, show
+from served_models import alone, served, wait
 
-from minhub_py import gpt2, save_pretrained
 from minhub_py.chat.defaults import default_sampling
-from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.serve.app import PAGE_POLICY
 from minhub_py.serve.models import Models
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
 
-MARKDOWN = """\
-## A *plan* for the day
 
-Some **bold**, *italic*, ~~struck~~ and `inline code`; a_snake_case, 2 * 3 * 4 and \\*no emphasis\\*.
-A second line: [safe](https://example.org/a_(b) "title"), [unsafe](javascript:alert(1)), <b onclick="x()">no HTML</b>.
-
-```python
-def greet(name: str) -> str:
-    return f"Hello, {name}!  # **not bold**"
-```
-
-1. First
-   - nested **item**
-   - another
-2. Second
-
-> A quote
-> of two lines
-
-| name | count |
-| :--- | ----: |
-| one \\| two | 12 |
-| `three` | 3 |
-
----
-<script>document.title = "taken"</script><img src="https://example.org/x.png">
-![picture](https://example.org/y.png) See https://example.org/z.
-"""
-
-
-@pytest.fixture(scope="module")
-def address(main_model, recurrent: Path) -> Iterator[str]:  # noqa: F811
-    models = Models([main_model, served("other", recurrent)])
-    with BackgroundServer(Server(models), grace=0.2) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser, address: str) -> Iterator[Any]:
-    """A tab of a new profile, which must not raise errors or send requests to another server."""
-    context = browser.new_context(viewport={"width": 900, "height": 700})
-    page, problems = context.new_page(), []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: request.url.startswith((address, "data:")) or problems.append(request.url))
-    open_page(page, address)
-    page.locator("#more").click()
-    page.locator("#max_tokens").fill("12")
-    page.locator("#seed").fill("5")
-    page.locator("#more").click()
-    yield page
-    context.close()
-    assert problems == []
-
-
-def reciter(path: Path, bpe_folder: Path, text: str) -> Path:
-    """A model whose next token depends only on the position: after a prompt of one token it generates `text`."""
-    bpe = read_tokenizer(bpe_folder)
-    ids, size = bpe.encode(text).ids, bpe.get_vocab_size()
-    end = size - 1
-    torch.manual_seed(0)
-    model = gpt2(vocab_size=size, n_embd=256, n_layer=1, n_head=4, n_positions=2048, eos_token_id=end)
-    with torch.no_grad():
-        embeddings = torch.nn.functional.normalize(torch.randn(size, 256), dim=1)
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0 if name.endswith("ln_f.weight") else 0.0)
-        model.wte.weight.copy_(embeddings)
-        model.wpe.weight[: len(ids) + 1] = 100 * embeddings[[*ids, end]]
-    save_pretrained(model, path, bpe)
-    (path / "chat_template.jinja").write_text("{% if add_generation_prompt %}>{% endif %}", encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def reciting(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Iterator[Any]:
-    """A model that generates MARKDOWN."""
-    path = reciter(tmp_path_factory.mktemp("serve") / "reciter", bpe_folder, MARKDOWN)
-    name = "example-organization/a-model-with-a-long-name-135M-Instruct-Q4_K_M"
-    model = served(name, path, max_length=2048)
-    yield model
-    model.engine.close()
-
-
-@pytest.fixture(scope="module")
-def reciting_address(reciting) -> Iterator[str]:
-    with BackgroundServer(Server(Models([reciting])), grace=0.2) as address:
-        yield address
-
-
-@pytest.fixture
-def markdown_page(browser, reciting_address: str) -> Iterator[Any]:
-    """A tab with a server of `reciting`."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page, problems = context.new_page(), []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
-    page.on(
-        "request", lambda request: request.url.startswith((reciting_address, "data:")) or problems.append(request.url)
-    )
-    page.goto(reciting_address)
-    page.wait_for_selector("#model option", state="attached")
-    yield page
-    context.close()
-    assert problems == []
-
-
-def open_page(page: Any, address: str) -> None:
-    page.goto(address)
-    page.wait_for_selector("#model option:nth-child(2)", state="attached")
-
-
-def say(page: Any, text: str) -> None:
-    page.locator("#prompt").fill(text)
-    page.keyboard.press("Enter")
-
-
-def messages(page: Any) -> list[str]:
-    """The texts of the conversation after the end of the reply."""
-    page.wait_for_selector("#stop", state="hidden")
-    return page.locator("article .text").all_inner_texts()
-
-
-def show(page: Any, name: str) -> None:
-    if target := os.environ.get("MINHUB_SCREENSHOTS"):
-        page.screenshot(path=f"{target}/{name}.png")
-
-
-def test_a_conversation_is_restored_by_a_reload(page, address: str) -> None:
+def test_a_conversation_is_restored_by_a_reload(page, page_address: str) -> None:
     say(page, "Good morning, how are you?")
     first = messages(page)
     assert len(first) == 2
@@ -223,7 +81,7 @@ def test_regenerating_and_editing_create_versions(page) -> None:
     assert messages(page)[0] == "First question"
 
 
-def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:  # noqa: F811
+def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:
     engine = main_model.engine
     step = engine._step
     monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.05) or step(batch))
@@ -240,11 +98,11 @@ def test_stop_keeps_the_generated_text(page, main_model, monkeypatch) -> None:  
     assert messages(page) == texts
 
 
-def test_two_tabs_have_separate_conversations_and_models(page, address: str) -> None:
+def test_two_tabs_have_separate_conversations_and_models(page, page_address: str) -> None:
     say(page, "I am the first tab")
     first = messages(page)
     other = page.context.new_page()
-    open_page(other, address)
+    open_page(other, page_address)
     assert other.locator("article").count() == 0
     other.locator("#model").select_option("other")
     say(other, "I am the second tab")
@@ -281,126 +139,6 @@ def test_a_deleted_conversation_can_be_restored(page) -> None:
     page.wait_for_selector("#log .note")
     assert page.locator("article").count() == 0
     assert page.evaluate("Object.keys(localStorage).filter(key => key.startsWith('minhub.chat'))") == []
-
-
-def test_markdown_is_shown_as_nodes_and_html_as_text(markdown_page) -> None:
-    page = markdown_page
-    say(page, "Show everything")
-    messages(page)
-    show(page, "markdown")
-    reply = page.locator("article.assistant .text")
-    assert reply.locator("h2").inner_text() == "A plan for the day"
-    assert reply.locator("h2 em").inner_text() == "plan"
-    assert [reply.locator(tag).first.inner_text() for tag in ("strong", "em", "del", "p > code")] == [
-        "bold", "plan", "struck", "inline code"
-    ]  # fmt: skip
-    first = reply.locator("p").first.inner_text()
-    assert "a_snake_case, 2 * 3 * 4 and *no emphasis*.\nA second line: safe, [unsafe](javascript:alert(1)), <b" in first
-    assert '<b onclick="x()">no HTML</b>' in first
-    assert reply.locator(".code .bar span").inner_text() == "python"
-    code = 'def greet(name: str) -> str:\n    return f"Hello, {name}!  # **not bold**"\n'
-    assert reply.locator("pre code").text_content() == code
-    assert reply.locator("ol > li").count() == 2
-    assert reply.locator("ol > li").first.locator("ul > li strong").inner_text() == "item"
-    assert reply.locator("blockquote").inner_text() == "A quote\nof two lines"
-    assert reply.locator("th").all_inner_texts() == ["name", "count"]
-    assert reply.locator("td").all_inner_texts() == ["one | two", "12", "three", "3"]
-    assert reply.locator("td").nth(1).evaluate("cell => getComputedStyle(cell).textAlign") == "right"
-    assert reply.locator("hr").count() == 1
-    assert reply.locator("script, img, b").count() == 0
-    assert page.title() == "minhub"
-    links = reply.locator("a")
-    assert [link.get_attribute("href") for link in links.all()] == [
-        "https://example.org/a_(b)", "https://example.org/x.png", "https://example.org/y.png", "https://example.org/z"
-    ]  # fmt: skip
-    assert {link.get_attribute("rel") for link in links.all()} == {"noopener noreferrer"}
-    # Without formatting, the page shows the complete source.
-    page.locator("#more").click()
-    page.locator("#markdown").uncheck()
-    assert page.locator("article.assistant .text").text_content() == MARKDOWN
-    assert page.locator("article.assistant h2").count() == 1
-
-
-GROW = """async ([texts, size]) => {
-    const { Reply } = await import('./page/reply.js'), problems = [];
-    for (const text of texts) {
-        const words = [], grown = new Reply(words, true);
-        for (let at = 0; at < text.length; at += size) {
-            words.push({t: text.slice(at, at + size), k: []});
-            grown.update();
-        }
-        if (grown.dom.innerHTML !== new Reply(words, true).dom.innerHTML) problems.push(text);
-    }
-    return problems;
-}"""
-
-
-def test_growing_replies_equal_complete_ones(markdown_page) -> None:
-    """Random Markdown in deltas of one and of three characters."""
-    signs = ["*", "**", "_", "`", "``", "~~", "[", "](https://x.y)", "\\", " ", "a", "b c", "|", "\n", "\n\n", "\n- ",
-             "\n1. ", "\n  - ", "\n> ", "\n# ", "\n```\n", "\n---\n", "\n|-|-|\n", "\na|b", "<b>", "https://x.y/z_",
-             "!", "é🙂"]  # fmt: skip
-    generator = random.Random(0)
-    texts = ["".join(generator.choices(signs, k=40)) for _ in range(200)] + [MARKDOWN]
-    for size in (1, 3):
-        assert markdown_page.evaluate(GROW, [texts, size]) == []
-
-
-def test_hostile_markdown_is_shown_with_limited_nesting(markdown_page) -> None:
-    """Deep nesting and unmatched delimiters, 50,000 characters each."""
-    units = ["*a ", "**", "***a", "[", "[a](", "](", "`a``", "> ", "- ", "  - a\n", "*_", "|", "|a\n|-\n", "<http://",
-             "# ", "```\n", "\\", "*a_b~~c[", '[x](https://a.b "', " ", "_a*"]  # fmt: skip
-    deepest = markdown_page.evaluate("""async units => {
-        const { Reply } = await import('./page/reply.js');
-        return Math.max(...units.map(unit => {
-            const reply = new Reply([{t: unit.repeat(50000 / unit.length), k: []}], true);
-            let depth = 0;
-            for (const word of reply.dom.querySelectorAll('.word')) {
-                let level = 0;
-                for (let at = word; at !== reply.dom; at = at.parentNode) level++;
-                depth = Math.max(depth, level);
-            }
-            return depth;
-        }));
-    }""", units)  # fmt: skip
-    assert 12 <= deepest <= 60
-
-
-def test_copying_code_and_replies(markdown_page) -> None:
-    page = markdown_page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    say(page, "Show everything")
-    messages(page)
-    page.get_by_role("button", name="Copy this code").click()
-    page.wait_for_selector(".bar >> text=Copied")
-    code = 'def greet(name: str) -> str:\n    return f"Hello, {name}!  # **not bold**"\n'
-    assert page.evaluate("navigator.clipboard.readText()") == code
-    page.get_by_role("button", name="Copy this reply").click()
-    page.wait_for_selector(".tools >> text=Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
-
-
-def test_streaming_keeps_finished_blocks_and_selections(markdown_page, reciting, monkeypatch) -> None:
-    """Finished blocks keep their nodes, and the result equals a reply that is rendered at once."""
-    page, engine = markdown_page, reciting.engine
-    step = engine._step
-    monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.01) or step(batch))
-    say(page, "Show everything")
-    page.wait_for_selector(".busy p .word")
-    page.evaluate("""() => {
-        window.heading = document.querySelector('.busy .markdown h2');
-        getSelection().selectAllChildren(window.heading);
-    }""")
-    page.wait_for_selector(".busy pre .word")
-    assert page.evaluate("window.heading.isConnected && getSelection().toString()") == "A plan for the day"
-    assert re.fullmatch(r"\d+ tokens · [\d.,]+ tokens/s", page.locator(".busy .status").inner_text())
-    # The state at the end of the stream, before the conversation is rendered again.
-    page.evaluate("""() => {
-        const text = document.querySelector('.busy .markdown');
-        new MutationObserver(() => { window.grown = text.innerHTML }).observe(text, {subtree: true, childList: true});
-    }""")
-    messages(page)
-    assert page.evaluate("window.grown") in page.locator("article.assistant .text").inner_html()
 
 
 def test_a_reply_that_reaches_the_token_limit_can_be_continued(markdown_page, reciting) -> None:
@@ -464,10 +202,10 @@ def test_actions_show_on_hover_and_focus(page) -> None:
     assert page.get_by_role("button", name="Copy this reply").evaluate(opacity) == "1"
 
 
-def test_touch_screens_show_actions_and_probabilities(browser, address: str) -> None:
+def test_touch_screens_show_actions_and_probabilities(browser, page_address: str) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = context.new_page()
-    open_page(page, address)
+    open_page(page, page_address)
     say(page, "Hello")
     messages(page)
     for name in ("Edit this message", "Copy this reply", "Generate this reply again"):
@@ -487,31 +225,6 @@ def test_touch_screens_show_actions_and_probabilities(browser, address: str) -> 
     assert page.locator("#toast").bounding_box()["height"] < 70
     show(page, "touch-deleted")
     context.close()
-
-
-def test_a_resting_mouse_does_not_open_the_table(markdown_page, reciting, monkeypatch) -> None:
-    """New text appears under a mouse that does not move."""
-    page, engine = markdown_page, reciting.engine
-    say(page, "Show everything")
-    messages(page)
-    box = page.locator("article.assistant .text pre .word").nth(3).bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.locator("#new").click()
-    page.mouse.move(x, y)
-    step = engine._step
-    monkeypatch.setattr(engine, "_step", lambda batch: time.sleep(0.01) or step(batch))
-    page.evaluate("""() => new MutationObserver(() => { window.opened ||= !document.getElementById('hint').hidden })
-        .observe(document.getElementById('hint'), {attributes: true, childList: true})""")
-    say(page, "Show everything")
-    messages(page)
-    assert page.evaluate("([x, y]) => !!document.elementFromPoint(x, y).closest('.word')", [x, y])
-    assert not page.evaluate("!!window.opened")
-    page.mouse.move(x + 1, y)
-    page.wait_for_selector("#hint", state="visible")
-    page.keyboard.press("Escape")
-    assert page.locator("#hint").is_hidden()
-    page.mouse.click(x + 1, y)
-    assert page.locator("#hint").is_visible()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (320, 640)])
@@ -577,7 +290,7 @@ def test_corrupt_conversations_in_the_storage_are_ignored(page) -> None:
     assert messages(page)[:3] == ["sound", "reply", "and a new message"]
 
 
-def test_sampling_defaults_come_from_the_model(page, main_model) -> None:  # noqa: F811
+def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
@@ -607,8 +320,8 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:  # noq
     assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == ["", "", "", "9"]
 
 
-def test_the_policy_allows_only_files_of_the_page(page, address: str) -> None:
-    response = page.goto(address)
+def test_the_policy_allows_only_files_of_the_page(page, page_address: str) -> None:
+    response = page.goto(page_address)
     policy = response.headers["content-security-policy"]
     assert policy == PAGE_POLICY
     assert "unsafe" not in policy
@@ -619,9 +332,9 @@ def test_the_policy_allows_only_files_of_the_page(page, address: str) -> None:
         == "TypeError"
     )
     for name in ("app.js", "style.css", "markdown.js"):
-        assert page.request.get(f"{address}/page/{name}").headers["content-security-policy"] == PAGE_POLICY
+        assert page.request.get(f"{page_address}/page/{name}").headers["content-security-policy"] == PAGE_POLICY
     for name in ("../app.py", "%2e%2e/app.py", "nothing.js", ""):
-        assert page.request.get(f"{address}/page/{name}").status == 404
+        assert page.request.get(f"{page_address}/page/{name}").status == 404
 
 
 def test_an_error_is_shown_and_the_message_can_be_edited(page) -> None:
@@ -640,10 +353,10 @@ def test_an_error_is_shown_and_the_message_can_be_edited(page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_small_screens(browser, address: str, scheme: str) -> None:
+def test_the_page_fits_small_screens(browser, page_address: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme=scheme)
     page = context.new_page()
-    open_page(page, address)
+    open_page(page, page_address)
     page.locator("#more").click()
     page.locator("#max_tokens").fill("40")
     show(page, f"settings-{scheme}")
@@ -659,7 +372,7 @@ def test_the_page_fits_small_screens(browser, address: str, scheme: str) -> None
     context.close()
 
 
-def test_the_page_requests_the_api_key(browser, main_model) -> None:  # noqa: F811
+def test_the_page_requests_the_api_key(browser, main_model) -> None:
     server = Server(Models([main_model]), key="secret")
     with BackgroundServer(server, grace=0.2) as address:
         page = browser.new_context().new_page()
@@ -673,8 +386,9 @@ def test_the_page_requests_the_api_key(browser, main_model) -> None:  # noqa: F8
         page.context.close()
 
 
-def test_dialogpt_on_the_page(browser, bot: Path) -> None:  # noqa: F811
+def test_dialogpt_generates_the_same_replies_on_the_page(browser, tmp_path: Path) -> None:
     """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
+    bot = write_dialogpt(tmp_path / "bot", chat_tokenizer())
     dialogpt = served("bot", bot, max_length=128)
     with BackgroundServer(Server(Models([dialogpt])), grace=0.2) as address:
         page = browser.new_context().new_page()

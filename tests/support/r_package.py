@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 import torch
 from paths import R_PACKAGE
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from minhub_py import from_pretrained, generate, gpt2, gptneo, lstm, save_pretrained, score, tokenizer_from_pretrained
+from minhub_py import (
+    bert,
+    from_pretrained,
+    generate,
+    gpt2,
+    gptneo,
+    lstm,
+    save_pretrained,
+    score,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints import local
 from r_bridge import convert
 
@@ -29,7 +39,7 @@ def write_reference(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     small: dict[str, Any] = {"vocab_size": 50, "initializer_range": 0.4}
     torch.manual_seed(5)
-    made = {
+    models = {
         "random gpt2": gpt2(n_positions=24, n_embd=32, n_layer=3, n_head=4, **small),
         "random gptneo": gptneo(
             max_position_embeddings=24, hidden_size=32, num_layers=4, num_heads=4, window_size=5,
@@ -37,13 +47,114 @@ def write_reference(folder: Path) -> Path:
         ),
         "random lstm": lstm(embedding_size=16, hidden_size=24, num_layers=2, **small),
     }  # fmt: skip
-    for name, model in made.items():
+    for name, model in models.items():
         save_pretrained(model, folder / name)
-    identifiers = {name: str(folder / name) for name in made} | {name: name for name in BUILT_IN}
+    identifiers = {name: str(folder / name) for name in models} | {name: name for name in BUILT_IN}
     cases = {name: reference(identifier) for name, identifier in identifiers.items()}
     (folder / "reference.rds").write_bytes(convert.dumps(cases))
     byte_tokenizer().save(str(folder / "bytes.json"))
+    (folder / "encoders.rds").write_bytes(convert.dumps(encoder_reference(folder)))
     return folder
+
+
+# Text encoders: transformers' numbers, by the definitions of pangoling, Salazar et al. and Kauf & Ivanova.
+
+WORDS = """[PAD] [UNK] [CLS] [SEP] [MASK] the apple pear does not fall far from tree ##s ##ly . , ' t doesn query :
+    table traveler lost so ##uven ##ir""".split()
+
+
+def encoder_reference(folder: Path) -> dict[str, Any]:
+    """Save three random encoders in `folder`. Returns their names with texts and numbers."""
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+    tokenizer = word_piece_tokenizer()
+    settings: dict[str, Any] = {
+        "vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 40, "initializer_range": 0.4,
+    }  # fmt: skip
+    torch.manual_seed(6)
+    labels = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+    encoders = {
+        "masked": bert(architectures=["BertForMaskedLM"], **settings),
+        "labels": bert(architectures=["BertForSequenceClassification"], **labels, **settings),
+        "states": bert(architectures=["BertModel"], **settings),
+    }
+    for name, model in encoders.items():
+        save_pretrained(model, folder / name, tokenizer)
+    masked = AutoModelForMaskedLM.from_pretrained(folder / "masked").eval()
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder / "labels").eval()
+    encoder = AutoModel.from_pretrained(folder / "states").eval()
+
+    def run(model: Any, ids: list[int], types: list[int] | None = None) -> Any:
+        with torch.inference_mode():
+            types_given = None if types is None else torch.tensor([types])
+            return model(torch.tensor([ids]), token_type_ids=types_given)[0][0]
+
+    def logprobs(ids: list[int], position: int) -> torch.Tensor:
+        return run(masked, ids)[position].log_softmax(-1)
+
+    mask = WORDS.index("[MASK]")
+    text = "The apple doesn't fall far from the [MASK]."
+    ids = tokenizer.encode(text).ids
+    likely = logprobs(ids, ids.index(mask)).topk(5)
+
+    # pangoling: all tokens of a target are masked at once.
+    before, after, targets, sums = "The", "doesn't fall far from the tree.", ["apple", "pears", "so far"], []
+    for target in targets:
+        expected = tokenizer.encode(target, add_special_tokens=False).ids
+        ids = tokenizer.encode(f"{before} {'[MASK]' * len(expected)} {after}").ids
+        places = [i for i, id in enumerate(ids) if id == mask]
+        sums.append(sum(float(logprobs(ids, i)[id]) for i, id in zip(places, expected, strict=True)))
+
+    # PLL: "original" masks one token; "within_word_l2r" masks the later tokens of its word, too.
+    sentence = "The traveler lost the souvenir."
+    encoding = tokenizer.encode(sentence)
+    inner = range(1, len(encoding.ids) - 1)
+    pll: dict[str, list[float]] = {"original": [], "within_word_l2r": []}
+    for method, values in pll.items():
+        for i in inner:
+            word = encoding.word_ids[i]
+            later = [j for j in inner if j > i and encoding.word_ids[j] == word and method != "original"]
+            ids = [mask if j == i or j in later else id for j, id in enumerate(encoding.ids)]
+            values.append(float(logprobs(ids, i)[encoding.ids[i]]))
+
+    texts = ["The apple.", "The traveler lost the tree, so the table does not fall."]
+    probs = [run(classifier, tokenizer.encode(text).ids).softmax(-1) for text in texts]
+    names = ["apples", "tables"]
+    entailed = []
+    for premise in texts:
+        pairs = [tokenizer.encode(premise, f"The {name} fall.") for name in names]
+        scores = torch.stack([run(classifier, pair.ids, pair.type_ids)[2] for pair in pairs])
+        entailed.append(scores.softmax(-1))
+    pair = tokenizer.encode("The apple.", "The pear.")
+    return {
+        "masked": {
+            "text": text, "id": likely.indices, "logprob": likely.values, "before": before, "after": after,
+            "targets": targets, "targets_logprob": np.array(sums), "sentence": sentence,
+            "pll": {method: np.array(values) for method, values in pll.items()},
+        },
+        "labels": {
+            "texts": texts, "names": names, "hypothesis": "The {} fall.", "prob": torch.stack(probs),
+            "entailed": torch.stack(entailed),
+        },
+        "states": {
+            "texts": texts, "mean": torch.stack([run(encoder, tokenizer.encode(text).ids).mean(0) for text in texts]),
+            "ids": np.array(pair.ids), "types": np.array(pair.type_ids),
+            "states": run(encoder, pair.ids, pair.type_ids).unsqueeze(0),
+        },
+    }  # fmt: skip
+
+
+def word_piece_tokenizer() -> Tokenizer:
+    """A WordPiece tokenizer as BERT's."""
+    vocabulary = {word: id for id, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(WORDS[:5])
+    return tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -92,7 +203,7 @@ def reference(identifier: str) -> dict[str, Any]:
         "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
         "scores": [scores[0], scores[2]],  # the second has none
         "perplexity": np.ma.MaskedArray(
-            [float((-each.double().mean()).exp()) if len(each) else 0 for each in scores], [not len(s) for s in scores]
+            [float((-row.double().mean()).exp()) if len(row) else 0 for row in scores], [not len(s) for s in scores]
         ),
         "likely": {"id": likely.indices, "logprob": likely.values},
         "weight": {"name": name, "value": weight, "shape": np.array(weight.shape)},

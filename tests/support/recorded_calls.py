@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_models import new_of_blocks
 from cases import ARCHITECTURES
-from test_blocks import new as new_of_blocks
-from test_decoder import DTYPES, new, some_ids
+from decoders import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py
@@ -103,7 +103,7 @@ class RecordingRunner(NativeRunner):
 
     def locate(self, address: int) -> int:
         known = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
-        known = [each for each in known if isinstance(each, Tensor)]
+        known = [value for value in known if isinstance(value, Tensor)]
         for tensor in known:
             start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
             if start <= address < start + max(size, 1):

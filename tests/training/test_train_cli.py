@@ -11,41 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from test_train import TEXT, TINY, contents, held_out_losses, no_pictures, pictures, same, text, verses
+from click.testing import CliRunner
+from commands import failed, minhub, succeeded
+from training_runs import TEXT, TINY, contents, held_out_losses, same, verses
 
 from minhub_py.cli.main import main
 from minhub_py.training import Listener, Run, resume, train
-
-__all__ = ["no_pictures", "pictures", "text"]  # fixtures
 
 OPTIONS = ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--steps", "6", "--evaluate-every", "3",
            "--checkpoint-every", "2", "--threads", "1"]  # fmt: skip
 
 
-def minhub(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments: object) -> Result:
-    result = minhub(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def failed(*arguments: object, status: int = 1) -> str:
-    """The message of a command that must fail: on standard error only; at most two lines for status 1."""
-    result = minhub(*arguments)
-    assert result.exit_code == status, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    assert "unexpected" not in result.stderr
-    if status == 1:
-        assert len(result.stderr.strip().splitlines()) <= 2
-    return result.stderr
-
-
-def test_the_console_output(tmp_path: Path, text: Path) -> None:
+def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Path, text: Path) -> None:
     """Standard error shows the model and data, a line per evaluation, the samples, and how to use the model."""
     result = succeeded("train", text, "--out", tmp_path / "run", "--sample", "the", "--sample-tokens", "5", *OPTIONS)
     assert result.stdout == ""
@@ -192,7 +169,9 @@ def test_the_model_card_records_a_stop(tmp_path: Path, text: Path) -> None:
     assert resume(run).history == []
 
 
-def test_training_on_standard_input(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_standard_input_resumes_without_it(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run can be resumed without its input, and contains no copy of the text."""
     succeeded("train", text, "--out", tmp_path / "file" / "run", *OPTIONS)
     run = tmp_path / "pipe" / "run"
@@ -241,7 +220,7 @@ def test_other_commands_read_a_run(tmp_path: Path, text: Path) -> None:
 # --- Errors
 
 
-def test_usage_errors(tmp_path: Path, text: Path) -> None:
+def test_usage_errors_name_the_option(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     cases: list[tuple[list[object], str]] = [
         ([], "TEXT"),
@@ -249,7 +228,7 @@ def test_usage_errors(tmp_path: Path, text: Path) -> None:
         (["--resume", run, text], "remove TEXT and --out"),
         (["--resume", run, "--out", run], "remove TEXT and --out"),
         ([text, "--out", text], "file"),
-        ([text, "--out", run, "--family", "bert"], "bert"),
+        ([text, "--out", run, "--family", "albert"], "albert"),
         ([text, "--out", run, "--steps", "0"], "steps"),
         ([text, "--out", run, "--dropout", "2"], "dropout"),
         ([text, "--out", run, "--speed", "2"], "--speed"),
@@ -311,7 +290,7 @@ class Stop(Listener):
         return bool(self.trainer.progress.step >= 3)
 
 
-def test_resume(tmp_path: Path, text: Path) -> None:
+def test_the_resume_option_continues_a_run(tmp_path: Path, text: Path) -> None:
     """--resume gives the same model, prints the step, and accepts more steps."""
     settings = {"layers": 1, "width": 16, "context": 16, "batch": 4, "steps": 6, "evaluate_every": 3,
                 "checkpoint_every": 2, "threads": 1}  # fmt: skip

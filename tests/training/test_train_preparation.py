@@ -14,15 +14,13 @@ import pytest
 import torch
 from children import SERVER
 from click.testing import CliRunner
-from test_train import SHORT, TEXT, TINY, Notes, contents, in_a_child, no_pictures, same, text, until
+from training_runs import SHORT, TEXT, TINY, Notes, contents, in_a_child, same, until
 
 from minhub_py import from_pretrained, gpt2, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.main import main
 from minhub_py.system.lock import BusyError
 from minhub_py.training import Listener, Run
-
-__all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Stop(Notes):

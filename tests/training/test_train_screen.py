@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import TINY, Notes, no_pictures, text
+from training_runs import TINY, Notes
 
 from minhub_py import resume, train
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 from minhub_py.training import loop, progress
-
-__all__ = ["no_pictures", "text"]  # fixtures
 
 
 class Terminal(io.StringIO):
@@ -110,7 +108,7 @@ def test_no_output_with_a_listener_or_without_progress(
         train(text, tmp_path / "new", progress="yes", **TINY)  # type: ignore[arg-type]
 
 
-def test_the_progress_bar_on_a_terminal(
+def test_the_progress_bar_is_removed_when_a_run_ends_or_stops(
     tmp_path: Path, text: Path, frequent_reports: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The progress bar is removed when the run ends or stops."""

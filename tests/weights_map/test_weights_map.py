@@ -41,16 +41,18 @@ PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.preset
 
 def reference(name: str) -> dict[str, torch.Tensor]:
     """The state dict that transformers saves for a published size, on the meta device."""
-    _, config = preset(name)
+    architecture, config = preset(name)
     hub = config.to_hub()
-    hub.pop("architectures")
+    [kind] = hub.pop("architectures")
     settings = transformers.AutoConfig.for_model(hub.pop("model_type"), **hub)
     # The state dict of an encoder-decoder has the embedding three times; config.json ties the head.
     again = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"} if settings.is_encoder_decoder else set()
     auto = transformers.AutoModelForSeq2SeqLM if settings.is_encoder_decoder else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(settings)
+        model = getattr(transformers, kind)(settings) if architecture.is_encoder else auto.from_config(settings)
     left_out = again | ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    if architecture.is_encoder:
+        left_out = {key for key in model.state_dict() if "pooler" in key} | set(model.all_tied_weights_keys)
     tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in left_out}
     if hub.get("quantization_config"):  # GPT-OSS's experts: in memory floats, in files MXFP4
         for key in [key for key in tensors if key.endswith(("gate_up_proj", "down_proj"))]:
@@ -64,7 +66,7 @@ def reference(name: str) -> dict[str, torch.Tensor]:
 def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
     family, config = preset(name)
     theirs = {key: tensor for key, tensor in reference(name).items() if not key.endswith(".attention.bias")}
-    ours = skeleton(family, config).state_dict()
+    ours = skeleton(family.Model, config).state_dict()
     native = weights_map.to_native(family.model_type, theirs, config)
     check_shapes(native, ours)
     back = weights_map.to_hub(family.model_type, ours, config)
@@ -79,7 +81,8 @@ def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
      ("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)],
 )  # fmt: skip
 def test_published_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
-    assert sum(parameter.numel() for parameter in skeleton(*preset(name)).parameters()) == count
+    architecture, config = preset(name)
+    assert sum(parameter.numel() for parameter in skeleton(architecture.Model, config).parameters()) == count
 
 
 def test_lstm_converts_in_both_directions() -> None:
@@ -156,8 +159,8 @@ def test_alternative_spellings_and_wrappers_are_recognized() -> None:
     hub = toy()
     for change in (lambda n: n, lambda n: n.removeprefix("t."), lambda n: f"_orig_mod.{n}", lambda n: f"module.{n}",
                    lambda n: "_orig_mod.module." + n.removeprefix("t.")):  # fmt: skip
-        found = {change(name): tensor for name, tensor in hub.items()}
-        native = Mapped(TABLE, found, "hub")
+        result = {change(name): tensor for name, tensor in hub.items()}
+        native = Mapped(TABLE, result, "hub")
         assert torch.equal(native["h.1.proj"], hub["t.h.1.proj"].T)
         assert set(native) == set(Mapped(TABLE, hub, "hub"))
     without_head = {name: tensor for name, tensor in hub.items() if name != "head"}
@@ -428,8 +431,8 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
     table, hub, names = random_checkpoint(seed)
     config = SimpleNamespace(heads=HEADS, experts=EXPERTS_EACH)
     shuffled = random.sample(sorted(hub), len(hub))
-    found = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
-    native = dict(Mapped(table, found, "hub", config))
+    result = {random.choice(["", "old.", "_orig_mod.", "module.old."]) + name: hub[name] for name in shuffled}
+    native = dict(Mapped(table, result, "hub", config))
     assert set(native) == names
     back = Mapped(table, dict(random.sample(sorted(native.items()), len(native))), "native", config)
     assert set(back) == set(hub)
@@ -450,27 +453,29 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
 
 def test_all_shape_problems_are_listed() -> None:
     expected = {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1)}
-    found = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
+    actual = {"a": torch.empty(3, 2), "b": torch.empty(4), "d": torch.empty(1), "head": torch.empty(1)}
     message = r"missing: c; unused: d; wrong shape: a is \(3, 2\), the config says \(2, 3\)"
     with pytest.raises(ValueError, match=message):
-        check_shapes(found, expected, spare={"head"})
+        check_shapes(actual, expected, spare={"head"})
     check_shapes(expected, expected)
 
 
 def test_integer_and_float_dtypes_are_not_interchangeable() -> None:
     expected = {"a": torch.empty(2), "b": torch.empty(2, dtype=torch.uint8), "c": torch.empty(2)}
-    found = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
+    actual = {"a": torch.empty(2, dtype=torch.uint8), "b": torch.empty(2), "c": torch.empty(2, dtype=torch.bfloat16)}
     message = r"wrong dtype: a is torch\.uint8, the model's is torch\.float32, b is torch\.float32, .* torch\.uint8$"
     with pytest.raises(ValueError, match=message):
-        check_shapes(found, expected)
+        check_shapes(actual, expected)
 
 
 def test_rows_of_each_table_have_unique_names() -> None:
     assert set(weights_map.tables) == {family.model_type for family in ARCHITECTURES.values()}
-    for table in weights_map.tables.values():
-        for side in ("hub", "native"):
-            names = [template for row in table.rows for template in row.templates(side)]
-            assert len(names) == len(set(names))
+    for every in weights_map.tables.values():
+        for head in {row.head for row in every.rows}:
+            table = every.for_head(head)
+            for side in ("hub", "native"):
+                names = [template for row in table.rows for template in row.templates(side)]
+                assert len(names) == len(set(names))
 
 
 def test_mxfp4_unpacking_matches_transformers() -> None:

@@ -150,7 +150,8 @@ async function listModels() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) throw await errorOf(response);
-    const data = (await response.json()).data;
+    const data = (await response.json()).data.filter(each => each.meta?.capabilities?.includes("completion"));
+    if (!data.length) throw new Error("The server has no model that chats.");
     models = Object.fromEntries(data.map(each => [each.id, each.meta ?? {}]));
     if (!(settings.model in models)) settings.model = data[0].id;
     $("model").replaceChildren(...data.map(each => new Option(each.id, each.id, false, each.id === settings.model)));

@@ -105,6 +105,14 @@ na_as_empty <- function(x) {
   x
 }
 
+# Texts, of which some may be NA, or token IDs.
+texts_with_missing <- function(x, what = "texts") {
+  missing <- if (is.character(x) || is.factor(x) || is.logical(x)) is.na(x) else FALSE
+  x <- texts_or_ids(na_as_empty(x), what)
+  if (any(missing)) x[missing] <- NA_character_
+  x
+}
+
 # The names of the texts in an argument of texts_or_ids().
 labels_of <- function(x) {
   if (is.matrix(x) && is.numeric(x)) rownames(x) else if (is.character(x) || is.factor(x) || is_plain_list(x)) names(x)

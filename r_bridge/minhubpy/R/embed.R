@@ -2,31 +2,49 @@
 #'
 #' Computes one vector per text from the hidden states of a layer. Texts with
 #' similar meanings have vectors with similar directions. The resulting matrix is
-#' suitable for [stats::lm()], [stats::prcomp()], [stats::hclust()] and any
-#' classifier.
+#' suitable for [text_similarity()], [stats::lm()], [stats::prcomp()],
+#' [stats::hclust()] and any classifier.
 #'
-#' Texts longer than the model's context are processed in overlapping windows, as
-#' in [token_logprobs()]. Esc or Ctrl-C interrupts a long call; the session and
-#' the model remain usable.
+#' For repositories of the Python package sentence-transformers, such as
+#' `"sentence-transformers/all-MiniLM-L6-v2"`, the defaults are those of its
+#' `encode()`: pooling, dense layers, normalization, maximum length and default
+#' prompt follow the repository.
+#'
+#' A text encoder such as BERT truncates a text at its maximum length. Other
+#' models process texts longer than their context in overlapping windows, as in
+#' [token_logprobs()]. Esc or Ctrl-C interrupts a long call; the session and the
+#' model remain usable.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
 #' @param texts A character vector or a factor, such as a column of a data
-#'   frame, or token IDs as in [generate()]. The row of a text that is `NA` or
-#'   `""` is `NA`.
+#'   frame, or token IDs as in [generate()]. The row of a text that is `NA` is
+#'   `NA`. So is the row of `""`, unless the model is a text encoder, which embeds
+#'   its special tokens.
 #' @param layer The layer: 0 for the embeddings, 1 for the first layer, -1 for the
 #'   last layer, -2 for the layer before it. Middle layers often represent the
 #'   meaning of a text better than the last layer, which is trained to predict
 #'   the next token. For an encoder-decoder such as T5, the layers of the encoder.
-#' @param pool How to pool the tokens of a text: `"mean"`; `"last"`, the only
-#'   token whose hidden state depends on the complete text; or `"none"`, which
-#'   returns one vector per token.
+#' @param pool How to pool the tokens of a text: `"mean"`; `"last"`, in a decoder
+#'   the only token whose hidden state depends on the complete text; `"cls"`, the
+#'   first token; `"max"`; or `"none"`, which returns one vector per token.
+#'   Decoders support `"mean"`, `"last"` and `"none"`. `NULL`: the repository's
+#'   pooling, with its dense layers and normalization, or `"mean"`.
+#' @param prompt The name of a prompt of the repository, such as `"query"` or
+#'   `"document"`, which is inserted before each text. `NULL`: the repository's
+#'   default prompt.
+#' @param dimensions The number of leading dimensions to return, for models
+#'   trained with Matryoshka representation learning. `NULL`: all.
+#' @param normalize Whether to divide each embedding by its length at the end.
+#'   `NULL`: as in the repository.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()].
 #' @returns A numeric matrix with one row per text, in the order of `texts`, and
 #'   the names of `texts` as row names. With `pool = "none"`, a list of matrices
 #'   with one row per token and the tokens as row names.
+#' @seealso [embed_minhub()] for the package ragnar.
 #' @family functions that look inside a model
+#' @family functions for text encoders
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
 #' lines <- c(
@@ -35,24 +53,29 @@
 #' )
 #' vectors <- text_embeddings(model, lines)
 #' dim(vectors)
-#' dist(vectors)
+#' text_similarity(vectors)
 #' text_embeddings(model, data.frame(line = c("To be,", NA))$line, layer = 2, pool = "last")[, 1:3]
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-text_embeddings <- function(model, texts, layer = -1, pool = c("mean", "last", "none"), tokenizer = NULL, resume = NULL) {
+text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = NULL, resume = NULL, prompt = NULL,
+                            dimensions = NULL, normalize = NULL) {
   model <- check_model(model)
-  pool <- choice(pool, c("mean", "last", "none"))
+  pool <- optional(pool, choice, c("mean", "last", "cls", "max", "none"), "pool")
   if (is.data.frame(texts)) {
     column <- deparse(as.name(names(texts)[1L]), backtick = TRUE)
     fail("texts must be a column of the data frame, not the data frame: pass ", deparse(substitute(texts))[[1L]], "$", column)
   }
   labels <- labels_of(texts)
-  texts <- texts_or_ids(na_as_empty(texts), "texts")
-  settings <- list(tokenizer = check_tokenizer(tokenizer), layer = whole_number(layer, min = -1e6), pool = pool)
+  texts <- texts_with_missing(texts)
+  settings <- list(
+    tokenizer = check_tokenizer(tokenizer), layer = whole_number(layer, min = -1e6), pool = pool,
+    prompt = optional(prompt, string, "prompt"), dimensions = optional(dimensions, whole_number, "dimensions", min = 1),
+    normalize = optional(normalize, flag, "normalize")
+  )
   result <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, on_event) {
     do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
   }, size = TEXTS_OF_PART, join = join_vectors)
-  if (pool != "none") {
+  if (!identical(pool, "none")) {
     rownames(result$vectors) <- labels
     return(result$vectors)
   }
@@ -70,4 +93,66 @@ join_vectors <- function(result, rows) {
   part <- function(name) lapply(result, `[[`, name)
   if (is.matrix(result[[1L]]$vectors)) return(list(vectors = do.call(rbind, part("vectors"))))
   list(vectors = do.call(c, part("vectors")), tokens = do.call(c, part("tokens")))
+}
+
+#' Embed texts for the package ragnar
+#'
+#' An embedding function for the argument `embed` of
+#' `ragnar::ragnar_store_create()`. It follows the conventions of ragnar's own
+#' functions, such as `embed_ollama()`, and computes the embeddings in this
+#' session's Python, without a server.
+#'
+#' A store serializes the function that `embed_minhub()` returns without `x`. The
+#' function refers to this package only, so a later session can use the store. A
+#' model that is given by its name is loaded at the first call, and remains loaded.
+#'
+#' @inheritParams text_embeddings
+#' @param x A character vector, or a data frame with a column `text`. Without `x`,
+#'   the result is a function of `x` with the other arguments.
+#' @param model The name of a model, see [from_pretrained()], or a model.
+#' @param ... Arguments of [from_pretrained()] for a model that is given by its
+#'   name, such as `revision` and `device`.
+#' @returns For a character vector, a numeric matrix with one row per text, or
+#'   `NULL` if it is empty. For a data frame, the data frame with a matrix in the
+#'   column `embedding`. Without `x`, a function.
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready()
+#' embed <- embed_minhub(model = "minhub/shakespeare-gpt2")
+#' dim(embed(c("To be,", "or not to be")))
+#'
+#' # store <- ragnar::ragnar_store_create("store.duckdb", embed = embed)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+embed_minhub <- function(x, model, prompt = NULL, dimensions = NULL, normalize = NULL, ...) {
+  if (missing(model)) fail('model is missing: pass the name of a model, such as "sentence-transformers/all-MiniLM-L6-v2"')
+  if (!inherits(model, c("minhub_model", "minhub_run"))) model <- string(model)
+  loading <- list(...)
+  if (length(loading) && !is.character(model)) fail("arguments of from_pretrained() require the name of a model, not a model")
+  if (missing(x) || is.null(x)) {
+    settings <- c(list(model = model, prompt = prompt, dimensions = dimensions, normalize = normalize), loading)
+    call <- as.call(c(quote(minhubpy::embed_minhub), quote(x), Filter(Negate(is.null), settings)))
+    return(as.function(c(alist(x = ), call), baseenv()))
+  }
+  if (is.data.frame(x)) {
+    texts <- column_of(x, "text")
+    x$embedding <- embed_minhub(texts, model, prompt, dimensions, normalize, ...)
+    return(x)
+  }
+  if (!length(x) && (is.character(x) || is.factor(x))) return(NULL)
+  x <- check_words(x, NULL, "x")
+  unname(text_embeddings(loaded_model(model, loading), x, prompt = prompt, dimensions = dimensions, normalize = normalize))
+}
+
+# A model by its name, which is loaded once per session.
+loaded_model <- function(model, arguments) {
+  if (!is.character(model)) return(model)
+  unknown <- setdiff(names(arguments), names(formals(from_pretrained)))
+  if (length(arguments) && (is.null(names(arguments)) || !all(nzchar(names(arguments))))) fail("arguments of from_pretrained() must have names")
+  if (length(unknown)) fail("from_pretrained() has no argument ", unknown[[1L]])
+  call <- c(list(model), arguments)
+  known <- Position(function(loaded) identical(loaded$call, call), session$embedders)
+  if (!is.na(known)) return(session$embedders[[known]]$model)
+  model <- do.call(from_pretrained, call)
+  session$embedders <- c(session$embedders, list(list(call = call, model = model)))
+  model
 }

@@ -25,8 +25,8 @@
 #'
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
-#' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")` and
-#' `vignette("chat")` are guides with examples.
+#' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
+#' `vignette("encoders")` and `vignette("chat")` are guides with examples.
 #'
 #' An installation from the source folder, such as by `minhub r --install`,
 #' contains no vignettes, and `browseVignettes("minhubpy")` finds none. To install
@@ -41,9 +41,10 @@
 #' @keywords internal
 "_PACKAGE"
 
-# State of the R session: the link to Python, and the numbers of objects that Python can release.
+# State of the R session: the link to Python, the numbers of objects that Python can release, and loaded models.
 session <- new.env(parent = emptyenv())
 session$link <- NULL
 session$released <- integer()
+session$embedders <- list() # models that embed_minhub() has loaded by name
 
 .onUnload <- function(libpath) disconnect()

@@ -136,6 +136,30 @@ qwen35_from_pretrained <- pretrained_of("qwen35")
 #' @export
 t5_from_pretrained <- pretrained_of("t5")
 
+#' @rdname from_pretrained
+#' @export
+bert_from_pretrained <- pretrained_of("bert")
+
+#' @rdname from_pretrained
+#' @export
+roberta_from_pretrained <- pretrained_of("roberta")
+
+#' @rdname from_pretrained
+#' @export
+xlmroberta_from_pretrained <- pretrained_of("xlmroberta")
+
+#' @rdname from_pretrained
+#' @export
+camembert_from_pretrained <- pretrained_of("camembert")
+
+#' @rdname from_pretrained
+#' @export
+distilbert_from_pretrained <- pretrained_of("distilbert")
+
+#' @rdname from_pretrained
+#' @export
+electra_from_pretrained <- pretrained_of("electra")
+
 load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
@@ -161,7 +185,9 @@ path_or_name <- function(identifier) {
 #' @param vocab_size,n_embd,n_head,n_layer The vocabulary size, the number of
 #'   channels, of heads per layer, and of layers of a GPT-2.
 #' @param ... Further settings, such as `n_positions = 512` or
-#'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures).
+#'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures). The
+#'   setting `architectures` selects the head of a text encoder, such as
+#'   `"BertForMaskedLM"` or `"BertForSequenceClassification"`.
 #' @param max_pos,pdrop The names in the R package minhub for `n_positions`, and
 #'   for `embd_pdrop`, `attn_pdrop` and `resid_pdrop`.
 #' @param seed An integer. By default, the seed is drawn from R's random numbers,
@@ -278,6 +304,30 @@ t5 <- random_model_of("t5")
 
 #' @rdname gpt2
 #' @export
+bert <- random_model_of("bert")
+
+#' @rdname gpt2
+#' @export
+roberta <- random_model_of("roberta")
+
+#' @rdname gpt2
+#' @export
+xlmroberta <- random_model_of("xlmroberta")
+
+#' @rdname gpt2
+#' @export
+camembert <- random_model_of("camembert")
+
+#' @rdname gpt2
+#' @export
+distilbert <- random_model_of("distilbert")
+
+#' @rdname gpt2
+#' @export
+electra <- random_model_of("electra")
+
+#' @rdname gpt2
+#' @export
 gpt2_from_config <- from_config_of("gpt2")
 
 #' @rdname gpt2
@@ -360,8 +410,33 @@ qwen35_from_config <- from_config_of("qwen35")
 #' @export
 t5_from_config <- from_config_of("t5")
 
+#' @rdname gpt2
+#' @export
+bert_from_config <- from_config_of("bert")
+
+#' @rdname gpt2
+#' @export
+roberta_from_config <- from_config_of("roberta")
+
+#' @rdname gpt2
+#' @export
+xlmroberta_from_config <- from_config_of("xlmroberta")
+
+#' @rdname gpt2
+#' @export
+camembert_from_config <- from_config_of("camembert")
+
+#' @rdname gpt2
+#' @export
+distilbert_from_config <- from_config_of("distilbert")
+
+#' @rdname gpt2
+#' @export
+electra_from_config <- from_config_of("electra")
+
 new_random_model <- function(family, config, seed) {
   config <- plain_config(config, paste0(family, "(vocab_size = 65)"))
+  if (is.character(config$architectures)) config$architectures <- as.list(config$architectures) # a list in config.json
   new_model("fresh", list(family = family, config = config, seed = one_seed(seed)))
 }
 
@@ -408,6 +483,15 @@ draw_seeds <- function(n) sample.int(.Machine$integer.max, n, replace = TRUE)
 #' the device of `idx` and with the dtype of the model. It has no gradients; use
 #' [as_torch_module()] for training. `model(x = idx)` is equivalent, for
 #' compatibility with the package minhub.
+#'
+#' For a text encoder such as BERT, the result is that of the checkpoint's head:
+#' logits (batch, position, vocabulary) of a masked language model, scores (batch,
+#' label) of a classifier of texts, or scores (batch, position, label) of a
+#' classifier of tokens. Without a head, the result contains the hidden states
+#' (batch, position, channel). Two further arguments have the shape of `idx`:
+#' * `attention_mask`: 1 or `TRUE` for tokens, 0 or `FALSE` for padding. The
+#'   results at padding are meaningless.
+#' * `token_type_ids`: the segment of each token in a pair of texts, 0 or 1.
 #'
 #' @section Fields:
 #' * `model$config`: the settings, with the names of config.json.
@@ -465,22 +549,45 @@ new_model <- function(method, arguments) {
 # The function looks up the namespace at each call, because readRDS() and reloading the package replace it.
 as_model <- function(self) {
   model <- structure(
-    function(idx, x) getNamespace("minhubpy")$forward(model, idx, x),
+    function(idx, x, attention_mask = NULL, token_type_ids = NULL) {
+      getNamespace("minhubpy")$forward(model, idx, x, attention_mask, token_type_ids)
+    },
     class = c(paste0("minhub_", self$about$family), "minhub_model"), self = self
   )
   model
 }
 
-forward <- function(model, idx, x) {
+forward <- function(model, idx, x, attention_mask = NULL, token_type_ids = NULL) {
   if (missing(idx) && missing(x)) {
     fail("idx is missing: pass token IDs, such as tok$encode(\"ROMEO:\")$ids")
   }
   if (!missing(idx) && !missing(x)) fail("idx and x are names of the same argument: pass one of them")
   if (missing(idx)) idx <- x
-  if (inherits(idx, "torch_tensor")) return(forward_torch(model, idx))
+  if (inherits(idx, "torch_tensor")) {
+    if (!is.null(attention_mask) || !is.null(token_type_ids)) {
+      fail("attention_mask and token_type_ids require 0-based token IDs, not an R torch tensor: pass as.array(idx) - 1L")
+    }
+    return(forward_torch(model, idx))
+  }
   ids <- token_ids(idx)
   check_length(if (is.list(ids)) max(lengths(ids)) else if (is.matrix(ids)) ncol(ids) else length(ids), model$context)
-  ask("forward", model = model, ids = ids, first = 0L, as_torch = FALSE)
+  ask(
+    "forward",
+    model = model, ids = ids, first = 0L, as_torch = FALSE,
+    attention_mask = optional(attention_mask, like_ids, "attention_mask", ids),
+    token_type_ids = optional(token_type_ids, like_ids, "token_type_ids", ids)
+  )
+}
+
+# A mask or token types as integers in the shape of token IDs. Python checks their range.
+like_ids <- function(x, what, ids) {
+  as_numbers <- function(x) {
+    if (is.object(x) || !(is.numeric(x) || is.logical(x)) || anyNA(x)) fail(what, " must contain numbers without NA, not ", describe(x))
+    x + 0L
+  }
+  same_shape <- if (is.list(ids)) is.list(x) && identical(lengths(x), lengths(ids)) else identical(dim(x), dim(ids)) && length(x) == length(ids)
+  if (!same_shape) fail(what, " must have the shape of idx")
+  if (is.list(x)) lapply(unname(x), as_numbers) else as_numbers(x)
 }
 
 # Checks the length before the token IDs are sent, because converting millions of them is slow.

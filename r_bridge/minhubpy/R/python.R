@@ -290,19 +290,25 @@ end_example <- function() {
   if (strict && !is_hosted()) minhub_stop()
 }
 
-# Whether examples can run: a Python with minhub_py, and with an extra of it if `extra` is set.
-is_ready <- function(extra = NULL) {
+# Whether examples can run: a Python with minhub_py, with an extra of it if `extra` is set, and with a complete model in
+# the cache if `model` is set.
+is_ready <- function(extra = NULL, model = NULL) {
   ready <- tryCatch(
     {
       if (!is_hosted()) choose_python()
       if (!is.null(extra)) require_extra(extra)
-      TRUE
+      if (is.null(model)) TRUE else model %in% cached_models()
     },
     minhubpy_error = function(e) FALSE
   )
-  if (!ready && !is.null(extra)) end_example() # require_extra() has started a worker
+  if (!ready && !(is.null(extra) && is.null(model))) end_example() # a worker has started
   ready
 }
 
 # Raises an error with the installation command if Python lacks an extra of minhub_py.
 require_extra <- function(name) ask("require_extra", name = name)
+
+cached_models <- function() {
+  models <- ask("list_models")
+  models$model[models$complete]
+}

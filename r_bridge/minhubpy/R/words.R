@@ -8,7 +8,7 @@
 #' word is part of the word. Words are joined and encoded as in the package
 #' pangoling, and the results are equal: `word_logprobs()` corresponds to
 #' `causal_words_pred()`, and `target_logprobs()` to `causal_targets_pred()`.
-#' Masked language models, such as BERT, are not supported.
+#' For masked language models, such as BERT, see [masked_logprobs()].
 #'
 #' Texts longer than the model's context are processed in overlapping windows. The
 #' common beginning of texts or contexts is computed only once.
@@ -241,9 +241,12 @@ COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
 
 # Adds the result to a data frame. For a vector, returns the log-probabilities.
 with_columns <- function(x, result, names) {
-  if (!is.data.frame(x)) return(stats::setNames(result$logprob, names))
-  existing <- intersect(COLUMNS, names(x))
+  if (is.data.frame(x)) add_columns(x, result[COLUMNS]) else stats::setNames(result$logprob, names)
+}
+
+add_columns <- function(x, columns) {
+  existing <- intersect(names(columns), names(x))
   if (length(existing)) warn(paste0("existing columns of the data frame were replaced: ", toString(existing)))
-  for (name in COLUMNS) x[[name]] <- result[[name]]
+  for (name in names(columns)) x[[name]] <- columns[[name]]
   x
 }

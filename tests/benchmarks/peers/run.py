@@ -377,7 +377,7 @@ def look(name: str | None, folder: Path) -> Subject:
     from minhub_py.pretrained import describe
 
     family, config = describe(Checkpoint(folder))
-    model = skeleton(family, config)
+    model = skeleton(family.Model, config)
     # Only one row of an embedding is read, but a tied head reads all of the first one, the token embedding.
     embeddings = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)]
     rows_only = sum(embeddings[1:] if config.tie_word_embeddings else embeddings)

@@ -1,4 +1,4 @@
-# What stands before each R program of test_r_processes.py: say() here is hear() there, and the other way round.
+# What stands before each R program of r_processes.py: say() here is hear() there, and the other way round.
 
 library(minhubpy)
 options(minhubpy.quiet = TRUE)

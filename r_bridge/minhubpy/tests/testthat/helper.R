@@ -100,3 +100,70 @@ objects_in <- function(file) {
   while (length(object <- tryCatch(list(unserialize(opened)), error = function(e) NULL))) found <- c(found, object)
   found
 }
+
+ENCODER_WORDS <- c(
+  "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "king", "is", "dead", "green", "my", "lord", "good", "night", "day",
+  "##s", "##ly", "what", "news", "from", "duke", "he", "lives", "query", ".", ",", "?", ":", "!", "'"
+)
+
+# The folder of a small random BERT with a WordPiece tokenizer. Large weights make the results distinct.
+encoder_folder <- function(class = "BertForMaskedLM", labels = NULL, seed = 1) {
+  folder <- tempfile("encoder ")
+  model <- bert(
+    vocab_size = length(ENCODER_WORDS), hidden_size = 32, num_hidden_layers = 2, num_attention_heads = 4, intermediate_size = 48,
+    max_position_embeddings = 24, initializer_range = 0.4, architectures = class, num_labels = max(1L, length(labels)), seed = seed
+  )
+  save_pretrained(model, folder)
+  config <- readLines(file.path(folder, "config.json"))
+  if (!is.null(labels)) {
+    names <- paste0('"', seq_along(labels) - 1L, '": "', labels, '"', collapse = ", ")
+    config <- sub('"model_type"', paste0('"id2label": {', names, '}, "model_type"'), sub('"num_labels": [0-9]+,', "", config))
+    stopifnot(any(grepl("id2label", config)))
+  }
+  writeLines(config, file.path(folder, "config.json"))
+  writeLines(word_piece(ENCODER_WORDS), file.path(folder, "tokenizer.json"))
+  folder
+}
+
+# A tokenizer.json that lower-cases texts, as BERT's.
+word_piece <- function(words) {
+  vocabulary <- paste0('"', words, '": ', seq_along(words) - 1L, collapse = ", ")
+  special <- paste0(
+    '{"id": ', 0:4, ', "content": "', words[1:5], '", "single_word": false, "lstrip": false, "rstrip": false, ',
+    '"normalized": false, "special": true}', collapse = ", "
+  )
+  paste0(
+    '{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [', special, '], ',
+    '"normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, ',
+    '"lowercase": true}, "pre_tokenizer": {"type": "BertPreTokenizer"}, ',
+    '"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}, ',
+    '"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true}, "model": {"type": "WordPiece", "unk_token": "[UNK]", ',
+    '"continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": {', vocabulary, "}}}"
+  )
+}
+
+a_masked_model <- function() the("masked", bert_from_pretrained(encoder_folder()))
+a_classifier <- function() {
+  the("classifier", from_pretrained(encoder_folder("BertForSequenceClassification", c("bad", "neutral", "good"), seed = 2)))
+}
+an_entailment_model <- function() {
+  the("entailment", from_pretrained(encoder_folder("BertForSequenceClassification", c("entailment", "neutral", "contradiction"), seed = 3)))
+}
+a_cross_encoder <- function() {
+  the("cross", from_pretrained(encoder_folder("BertForSequenceClassification", "relevance", seed = 4)))
+}
+# In the layout of sentence-transformers: mean pooling, normalization, prompts and a maximum length.
+a_sentence_model <- function() {
+  the("sentence", {
+    folder <- encoder_folder("BertModel", seed = 5)
+    write <- function(text, ...) writeLines(text, file.path(folder, ...))
+    dir.create(file.path(folder, "1_Pooling"))
+    write('{"pooling_mode": "mean", "embedding_dimension": 32}', "1_Pooling", "config.json")
+    write('{"max_seq_length": 8}', "sentence_bert_config.json")
+    write('{"prompts": {"query": "query: ", "document": ""}}', "config_sentence_transformers.json")
+    modules <- paste0('{"idx": ', 0:2, ', "name": "', 0:2, '", "path": "', c("", "1_Pooling", "2_Normalize"),
+                      '", "type": "sentence_transformers.models.', c("Transformer", "Pooling", "Normalize"), '"}')
+    write(paste0("[", paste(modules, collapse = ", "), "]"), "modules.json")
+    from_pretrained(folder)
+  })
+}

@@ -5,7 +5,7 @@
 REQUIRED <- list(
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
-  identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved ")
+  query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved ")
 )
 
 # Values that R code may pass by mistake.
@@ -86,6 +86,12 @@ test_that("exported functions answer wrong arguments with errors of the package"
     right <- lapply(REQUIRED[needed], function(make) make())
     for (small in intersect(c("vocab_size", "n_embd", "n_head", "n_layer", "max_new_tokens"), names(formals(f)))) right[[small]] <- 4
     if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
+    if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
+    encoder <- switch(name,
+      masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
+    )
+    if (!is.null(encoder)) right$model <- encoder
+    if (name == "masked_tokens") right$texts <- "the [MASK]"
     expect_identical(defects(name, f, right), character())
   }
 })

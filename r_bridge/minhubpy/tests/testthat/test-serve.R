@@ -1,4 +1,4 @@
-# The server in the background. tests/serve/test_serve.py tests the replies.
+# The server in the background. tests/serve/test_apis.py tests the replies.
 
 test_that("a server answers, prints its address and stops", {
   needs_extra("serve")

@@ -254,7 +254,7 @@ test_that("a run that was interrupted during the preparation of its text can be 
     expect_s3_class(condition, "interrupt")
     expect_identical(conditionMessage(condition), sprintf('Stopped: continue with minhub_resume("%s")', out))
     expect_true(file.exists(file.path(out, "tokens", "begun.json")))
-    expect_refused(minhub_run(out), paste0("interrupted: minhub_resume(\"", out, "\") continues it"), class = "FileNotFoundError")
+    expect_refused(minhub_run(out), paste0("interrupted: continue it with minhub_resume(\"", out, "\")"), class = "FileNotFoundError")
     run <- minhub_resume(out)
     whole <- do.call(minhub_train, c(list(given), settings))
     expect_identical(steps_of(run), steps_of(whole))

@@ -64,7 +64,7 @@ test_that("context, sep, ignore_regex and bos change the results", {
   tokens <- token_logprobs(model, "To be, or")
   comma <- tokens$logprob[tokens$token == ","]
   expect_equal(word_logprobs(model, c("To", "be,", "or"), ignore_regex = "^[[:punct:]]$")[[2L]], plain[[2L]] - comma, tolerance = 1e-6)
-  expect_refused(word_logprobs(model, "To", bos = TRUE), "bos = TRUE: this model's config.json has no bos_token_id")
+  expect_refused(word_logprobs(model, "To", bos = TRUE), "bos = TRUE needs a bos_token_id, but this model has none: leave bos unset")
 })
 
 test_that("each target has a context", {

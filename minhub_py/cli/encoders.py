@@ -1,0 +1,233 @@
+"""The commands `rerank`, `classify` and `masked` for text encoders, for texts or for the rows of files."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minhub_py.cli import jobs
+from minhub_py.cli.group import Command
+from minhub_py.cli.loading import open_model
+from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
+from minhub_py.cli.output import emit, progress_bar, table
+
+texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+
+
+@click.command(cls=Command)
+@model_argument
+@click.argument("query")
+@texts_argument
+@click.option("-n", "--top", type=click.IntRange(min=1), metavar="N",
+              help="Number of texts to print.  [default: all]")  # fmt: skip
+@click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid.")
+@jobs.table_options()
+@loading_options
+@json_option
+def rerank(
+    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, revision: str, device: str,
+    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Sort texts by their relevance for QUERY.
+
+    MODEL is a cross-encoder. Prints the TEXTs, the most relevant one first; INDEX counts them from 0. If the
+    arguments are names of files, the texts are their rows.
+
+    \b
+      minhub rerank MODEL cars "A fast car." "A slow train."
+      minhub rerank MODEL cars texts.csv --top 3
+
+    With --out, the rows of FILEs keep their order, and the new column `score` contains the relevance. See `minhub score
+    --help` for supported FILEs and for interrupted jobs.
+    """
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    column = options["column"]
+    if options["out"]:
+        if top is not None:
+            raise click.UsageError("--top is for printed texts: remove it, or --out.")
+        settings = {"query": query, "raw_scores": raw_scores}
+        jobs.run("rerank", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+        return
+    rows = read_texts(texts, column, options)
+    from minhub_py.analysis.classify import rerank as rerank_texts
+    from minhub_py.jobs.tasks import plain
+
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
+    with progress_bar("Reranking", "tokens") as update:
+        columns = rerank_texts(network, tokenizer, query, rows, k=top, raw_scores=raw_scores, progress=update)
+    results = [
+        {"index": index, "score": score, "text": rows[index]}
+        for index, score in zip(plain(columns["text"]), plain(columns["score"]), strict=True)
+    ]
+    show(results, as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@texts_argument
+@click.option("--labels", metavar="LABELS",
+              help="Zero-shot classification: labels, separated by commas. MODEL is an entailment model.")  # fmt: skip
+@click.option("--hypothesis", default="This example is {}.", show_default=True, metavar="TEXT",
+              help="With --labels: a sentence with {} in place of the label.")  # fmt: skip
+@click.option("--multi-label", is_flag=True, help="With --labels: several labels can apply to a text.")
+@jobs.table_options()
+@loading_options
+@json_option
+def classify(
+    model: str, texts: tuple[str, ...], labels: str | None, hypothesis: str, multi_label: bool, revision: str,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Classify texts.
+
+    MODEL has a sequence classification head. Prints the most likely label of each TEXT and the probability of each
+    label. If the arguments are names of files, their rows are classified.
+
+    \b
+      minhub classify MODEL "What a film!"
+      minhub classify MODEL "Who wins?" --labels art,sport
+      minhub classify MODEL in.csv --out out.csv
+
+    With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label. See `minhub score --help` for
+    supported FILEs and for interrupted jobs.
+    """
+    names = parse_labels(labels)
+    if names is None:
+        for option in ("hypothesis", "multi_label"):
+            if is_set(option):
+                raise click.UsageError(f"--{option.replace('_', '-')} is for zero-shot classification: add --labels.")
+    elif "{}" not in hypothesis:
+        raise click.UsageError("--hypothesis must contain {} in place of the label.")
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
+    if options["out"]:
+        settings |= {"labels": names or labels_of(model, revision), "zero_shot": names is not None}
+        jobs.run("classify", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+        return
+    rows = read_texts(texts, options["column"], options)
+    from minhub_py.analysis.classify import classify as classify_texts
+    from minhub_py.jobs.tasks import plain
+
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
+    with progress_bar("Classifying", "tokens") as update:
+        columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
+    values = zip(rows, *map(plain, columns.values()), strict=True)
+    show([dict(zip(("text", *columns), row, strict=True)) for row in values], as_json)
+
+
+def parse_labels(labels: str | None) -> list[str] | None:
+    """The labels of --labels. UsageError: a label is empty or occurs twice."""
+    if labels is None:
+        return None
+    names = [label.strip() for label in labels.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise click.UsageError("--labels must be different labels, separated by commas.")
+    return names
+
+
+def labels_of(model: str, revision: str) -> list[str]:
+    """The labels of a checkpoint. ValueError: it has no sequence classification head."""
+    from minhub_py.pretrained import describe, open_checkpoint
+
+    config: Any = describe(open_checkpoint(model, revision))[1]
+    if getattr(config, "head", None) != "sequence":
+        raise ValueError(
+            "classify needs a sequence classification head, which this checkpoint does not have: use one whose "
+            "config.json has an architecture …ForSequenceClassification"
+        )
+    return list(config.labels)
+
+
+@click.command(cls=Command)
+@model_argument
+@texts_argument
+@click.option("-n", "--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+              help="Number of tokens per mask.")  # fmt: skip
+@click.option("--token", "tokens", multiple=True, metavar="TOKEN",
+              help="Token to print instead of the most likely tokens; may be repeated.")  # fmt: skip
+@click.option("--target", metavar="COLUMN",
+              help="With --out: score the words in this column in place of the masks.")  # fmt: skip
+@jobs.table_options()
+@loading_options
+@json_option
+def masked(
+    model: str, texts: tuple[str, ...], top: int, tokens: tuple[str, ...], target: str | None, revision: str,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Predict the masked tokens of texts.
+
+    MODEL is a masked language model such as BERT. Prints the most likely tokens at each [MASK] of the TEXTs,
+    with their probability and its logarithm (nats). If the arguments are names of files, the texts are their rows.
+
+    \b
+      minhub masked MODEL "The [MASK] sat on the mat."
+      minhub masked MODEL in.csv --out out.csv
+
+    With --out, the output has one row per predicted token, with the new columns mask_n, token, prob and logprob; with
+    --target one row per row of FILEs, with the new columns tokens and logprob. A target of several tokens replaces
+    the mask by as many masks. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    """
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    if options["out"]:
+        if tokens:
+            raise click.UsageError("--token is for printed tokens: use --target COLUMN with --out.")
+        if target is not None and is_set("top"):
+            raise click.UsageError("--top and --target exclude each other: remove one.")
+        settings: dict[str, Any] = {"n": top} if target is None else {}
+        task, columns = ("masked", []) if target is None else ("masked_targets", [target])
+        values = jobs.take_table_settings(options) or {}
+        jobs.run(task, model, texts, values, settings, loading, as_json, columns=columns)
+        return
+    if target is not None:
+        raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
+    rows = read_texts(texts, options["column"], options)
+    from minhub_py.analysis.masked import masked_tokens
+    from minhub_py.jobs.tasks import plain
+
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
+    with progress_bar("Predicting", "tokens") as update:
+        result = masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update)
+    show([dict(zip(result, row, strict=True)) for row in zip(*map(plain, result.values()), strict=True)], as_json)
+
+
+def read_texts(texts: Sequence[str], column: str, options: dict[str, Any]) -> list[str]:
+    """The TEXTs, or, if all of them are names of files, the texts of their rows.
+
+    UsageError: an option requires --out.    ValueError: a file is corrupt, or has no texts.
+    """
+    from minhub_py.jobs.sources import expand_paths, read_texts, scan
+
+    if not all(map(is_file, texts)):
+        jobs.take_table_settings(options)
+        return list(texts)
+    del options["column"]
+    for name in ("prefix", "workers", "ray", "overwrite"):
+        if is_set(name):
+            raise click.UsageError(f"--{name} is for the rows of files: add --out, a file for the results.")
+    rows: list[str] = []
+    for path in expand_paths(texts):
+        scan(path, column)
+        rows += [text for text in read_texts(path, column) if text]
+    if not rows:
+        raise ValueError(f"{texts[0]} has no texts in column {column}")
+    return rows
+
+
+def is_file(text: str) -> bool:
+    """Whether a TEXT is a file name: of an existing file, or one word with the extension of a supported file type."""
+    from minhub_py.jobs.formats import format_of
+
+    try:
+        return Path(text).is_file() or (format_of(Path(text)) is not None and not re.search(r"\s", text))
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
+def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """Print rows as a table or JSON."""
+    if as_json:
+        emit(list(rows))
+    else:
+        values = [[jobs.format_cell(value) for value in row.values()] for row in rows]
+        table([name.upper() for name in rows[0]] if rows else [], values)

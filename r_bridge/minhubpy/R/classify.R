@@ -1,0 +1,113 @@
+#' Classify texts
+#'
+#' Computes the probability of each label for each text, with a model that has a
+#' classification head.
+#'
+#' With `labels`, a model trained on natural language inference (NLI) classifies
+#' texts without further training: the probability of a label follows from the
+#' entailment of `hypothesis` with the label, given the text (zero-shot
+#' classification).
+#'
+#' @inheritParams generate
+#' @inheritParams word_logprobs
+#' @param model A text encoder with a sequence classification head, see
+#'   [from_pretrained()].
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. The result of a text that is `NA` is `NA`.
+#' @param labels Labels for zero-shot classification. `NULL`: the labels of the
+#'   model.
+#' @param hypothesis A sentence with `{}` in place of the label.
+#' @param multi_label With `labels`: whether each label has its own probability,
+#'   so that several labels may apply to a text.
+#' @returns A data frame with one row per text and the columns
+#'   * `label`: the most likely label, a factor with all labels as levels;
+#'   * `prob`: its probability;
+#'   * `prob_LABEL` for each label: its probability. The probabilities of a text
+#'     sum to 1, except with `multi_label`, for a single label, and for models with
+#'     the `problem_type` `"multi_label_classification"`. For a regression model,
+#'     the columns contain its scores.
+#'
+#'   If `texts` is a data frame, the columns are added to it (existing columns are
+#'   replaced with a warning). Otherwise, the names of `texts` are the row names.
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "FacebookAI/roberta-large-mnli")
+#' model <- from_pretrained("FacebookAI/roberta-large-mnli")
+#' classify_texts(model, "Who are you voting for in 2020?", labels = c("politics", "science"))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+classify_texts <- function(model, texts, labels = NULL, hypothesis = "This example is {}.", multi_label = FALSE,
+                           tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  input <- texts
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  texts <- check_words(texts, NULL, "texts")
+  if (!is.null(labels)) {
+    labels <- texts(labels)
+    if (!length(labels)) fail("labels is empty: pass at least one label, or NULL for the labels of the model")
+    if (anyDuplicated(labels)) fail("labels must not be repeated: ", labels[duplicated(labels)][[1L]])
+  }
+  settings <- list(
+    labels = labels, hypothesis = string(hypothesis), multi_label = flag(multi_label),
+    tokenizer = check_tokenizer(tokenizer)
+  )
+  job <- c(list(call = "classify", model = model, texts = texts), settings)
+  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
+    part <- do.call(ask, c(list("classify", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
+    part$frame$label <- factor(part$frame$label, part$labels)
+    part$frame
+  }, size = TEXTS_OF_PART)
+  if (is.data.frame(input)) return(add_columns(input, result))
+  if (!is.null(names(input))) rownames(result) <- make.unique(ifelse(is.na(names(input)), "", names(input)))
+  result
+}
+
+#' Sort texts by relevance
+#'
+#' Sorts texts by their relevance for a query, with a cross-encoder. A
+#' cross-encoder processes the query and a text together, so it is more accurate
+#' and slower than [text_similarity()] of embeddings. It usually reorders the best
+#' results of [text_search()].
+#'
+#' @inheritParams generate
+#' @param model A text encoder with a sequence classification head of one label,
+#'   such as `"cross-encoder/ms-marco-MiniLM-L6-v2"`, see [from_pretrained()].
+#' @param query A string.
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. Texts that are `NA` come last, without a score.
+#' @param n The number of texts to return. `NULL`: all.
+#' @param raw_scores Whether to return the scores before the sigmoid.
+#' @returns A data frame, the most relevant text first, with the columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `rank`: from 1;
+#'   * `score`: the relevance, from 0 to 1 unless `raw_scores`.
+#'
+#'   If `texts` is a data frame, its rows in this order, with the columns `rank`
+#'   and `score`.
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "cross-encoder/ms-marco-MiniLM-L6-v2")
+#' model <- from_pretrained("cross-encoder/ms-marco-MiniLM-L6-v2")
+#' rerank(model, "Who wrote Hamlet?", c("Shakespeare wrote plays.", "Berlin is a city."))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+rerank <- function(model, query, texts, n = NULL, raw_scores = FALSE, tokenizer = NULL) {
+  model <- check_model(model)
+  input <- texts
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  texts <- check_words(texts, NULL, "texts")
+  n <- optional(n, whole_number, "n", min = 1)
+  present <- which(!is.na(texts))
+  result <- ask(
+    "rerank",
+    model = model, query = string(query), texts = texts[present], raw_scores = flag(raw_scores),
+    tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
+  )
+  missing <- which(is.na(texts))
+  rows <- c(present[result$text], missing)
+  columns <- list(rank = seq_along(rows), score = c(result$score, rep(NA_real_, length(missing))))
+  if (is.data.frame(input)) {
+    result <- add_columns(input[rows, , drop = FALSE], columns)
+  } else {
+    result <- data.frame(text = text_of_row(rows, names(input)), columns)
+  }
+  if (is.null(n)) result else result[seq_len(min(n, nrow(result))), , drop = FALSE]
+}

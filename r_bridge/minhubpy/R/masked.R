@@ -1,0 +1,150 @@
+#' Predict masked tokens
+#'
+#' Returns the most likely tokens at each mask of a text and their probabilities,
+#' with a masked language model such as BERT.
+#'
+#' Several masks of a text are predicted independently. The result corresponds to
+#' `masked_tokens_pred_tbl()` of the package pangoling.
+#'
+#' @inheritParams generate
+#' @inheritParams next_tokens
+#' @param model A text encoder with a masked-LM head, see [from_pretrained()].
+#' @param texts A character vector. Each text has at least one mask: `"[MASK]"`
+#'   stands for the tokenizer's mask token, whatever its spelling.
+#' @param n The number of tokens for each mask.
+#' @param targets Tokens to report instead of the most likely tokens. Each is an
+#'   entry of the vocabulary; for the tokenizers of GPT-2 and RoBERTa, a target
+#'   within a text begins with a space.
+#' @returns A data frame of class `minhub_masked_tokens` with `n` rows per mask,
+#'   sorted by probability, and the columns
+#'   * `text`, for several texts: the number of the text, or a factor of the names
+#'     of `texts`;
+#'   * `mask`: the number of the mask in its text;
+#'   * `token` and `id` (0-based);
+#'   * `prob` and `logprob` (natural log).
+#' @family functions for predictability
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "google-bert/bert-base-uncased")
+#' model <- bert_from_pretrained("google-bert/bert-base-uncased")
+#' masked_tokens(model, "The apple doesn't fall far from the [MASK].", n = 5)
+#' masked_tokens(model, "The apple doesn't fall far from the [MASK].", targets = c("tree", "table"))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+masked_tokens <- function(model, texts, n = 10, targets = NULL, tokenizer = NULL) {
+  model <- check_model(model)
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  if (!length(texts)) fail("texts is empty: pass at least one text")
+  if (anyNA(texts)) fail("texts must not contain NA, as at position ", positions_of(is.na(texts)), ": drop or replace it")
+  unmasked <- !grepl("[MASK]", texts, fixed = TRUE) & !grepl("<mask>", texts, fixed = TRUE)
+  if (any(unmasked)) fail("texts must have a mask, unlike position ", positions_of(unmasked), ": write [MASK] in place of a word")
+  if (!is.null(targets)) {
+    targets <- texts(targets)
+    if (!length(targets)) fail("targets is empty: pass at least one token, or NULL")
+  }
+  result <- ask(
+    "masked_tokens",
+    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1),
+    targets = targets, on_event = show_progress()
+  )
+  if (length(texts) == 1L) result$text <- NULL else result$text <- text_of_row(result$text, labels)
+  structure(result, class = c("minhub_masked_tokens", "data.frame"))
+}
+
+#' @export
+print.minhub_masked_tokens <- print.minhub_next_tokens
+
+#' Compute log-probabilities with a masked language model
+#'
+#' `masked_logprobs()` computes the log-probability of a target word or phrase
+#' between the text before it and the text after it. `pseudo_logprobs()` masks
+#' each token of a text and computes its log-probability, given all other tokens.
+#' The sum over a text is its pseudo-log-likelihood (PLL).
+#'
+#' `masked_logprobs()` corresponds to `masked_targets_pred()` of the package
+#' pangoling, and the results are equal: the text is the context, a space, the
+#' masks, a space, and the text after the target. All tokens of a target are
+#' masked at once, and its log-probability is the sum over its tokens.
+#'
+#' @inheritParams masked_tokens
+#' @inheritParams word_logprobs
+#' @param contexts The text before each target: a character vector, or one string
+#'   for all targets. `NA` is no text. Or a data frame with the columns `context`
+#'   and `target`, and optionally `after`.
+#' @param targets A character vector.
+#' @param after The text after each target: a character vector, or one string for
+#'   all targets.
+#' @param texts A character vector. `NA` and `""` have no tokens.
+#' @param method `"within_word_l2r"` masks each token together with the later
+#'   tokens of its word, which would reveal it (Kauf and Ivanova, 2023);
+#'   `"original"` masks one token at a time (Salazar et al., 2020).
+#' @returns `masked_logprobs()` returns, for vectors, a numeric vector of
+#'   log-probabilities (natural log) with the names of `targets`. For a data
+#'   frame, it returns the data frame with the columns `tokens` (the number of
+#'   tokens of the target), `logprob`, and `surprisal` (`-log2` of the
+#'   probability, in bits). The result of a target that is `NA` or `""` is `NA`.
+#'
+#'   `pseudo_logprobs()` returns a data frame of class `minhub_token_logprobs` with
+#'   one row per token (without special tokens) and the columns `text`,
+#'   `position`, `token`, `id` and `logprob`, see [token_logprobs()]. Its
+#'   [plot()][plot.minhub()] method draws the tokens. In its `summary()`, `nats` is
+#'   the negative PLL and `perplexity` the pseudo-perplexity of each text.
+#' @references
+#' Salazar, J., Liang, D., Nguyen, T. Q. and Kirchhoff, K. (2020). Masked language
+#' model scoring. *Proceedings of ACL*.
+#'
+#' Kauf, C. and Ivanova, A. (2023). A better way to do masked language model
+#' scoring. *Proceedings of ACL*.
+#' @family functions for predictability
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "google-bert/bert-base-uncased")
+#' model <- bert_from_pretrained("google-bert/bert-base-uncased")
+#' masked_logprobs(model, "The", c("apple", "pear"), after = "doesn't fall far from the tree.")
+#'
+#' scores <- pseudo_logprobs(model, c("The keys are on the table.", "The keys is on the table."))
+#' summary(scores)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+masked_logprobs <- function(model, contexts, targets = NULL, after = "", tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  input <- contexts
+  if (is.data.frame(contexts)) {
+    targets <- if (is.null(targets)) column_of(input, "target") else targets
+    if ("after" %in% names(input) && identical(after, "")) after <- input[["after"]]
+    contexts <- column_of(input, "context")
+  } else {
+    input <- targets
+  }
+  job <- list(
+    contexts = check_words(contexts, NULL, "contexts"), targets = check_words(targets, NULL, "targets"),
+    after = check_words(after, NULL, "after")
+  )
+  n <- length(job$targets)
+  for (name in c("contexts", "after")) {
+    if (length(job[[name]]) == 1L) job[[name]] <- rep(job[[name]], n)
+    if (length(job[[name]]) != n) fail(name, " must be one string or one for each of ", n, " targets, not ", length(job[[name]]))
+  }
+  settings <- list(tokenizer = check_tokenizer(tokenizer))
+  result <- in_parts(seq_len(n), resume, c(list(call = "masked_logprobs", model = model), job, settings), function(rows, on_event) {
+    do.call(ask, c(list("masked_logprobs", model = model), lapply(job, `[`, rows), settings, list(on_event = on_event)))
+  }, size = TEXTS_OF_PART)
+  if (is.data.frame(input)) add_columns(input, result) else stats::setNames(result$logprob, names(targets))
+}
+
+#' @rdname masked_logprobs
+#' @export
+pseudo_logprobs <- function(model, texts, method = c("within_word_l2r", "original"), tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  method <- choice(method, c("within_word_l2r", "original"))
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  if (!length(texts)) fail("texts is empty: pass at least one text")
+  settings <- list(masking = method, tokenizer = check_tokenizer(tokenizer))
+  job <- c(list(call = "pseudo_logprobs", model = model, texts = texts), settings)
+  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
+    do.call(ask, c(list("pseudo_logprobs", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
+  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- data.frame(text = result$text, position = sequence(tabulate(result$text)[unique(result$text)]), result[c("token", "id", "logprob")])
+  result$text <- text_of_row(result$text, labels)
+  structure(result, class = c("minhub_token_logprobs", "data.frame"))
+}

@@ -1,0 +1,106 @@
+"""Tokenizers in GGUF files, compared with the originals."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+import sentencepiece
+from gguf_cases import WORDS, add_bpe, change, chatty, reference, trained
+from gguf_files import write
+from sentencepiece_files import LLAMA, OWN, texts, train
+from tokenizers import Tokenizer
+
+from minhub_py import from_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+
+# --- Tokenizers
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_byte_level_bpe_matches_the_original(pre: str, tmp_path: Path) -> None:
+    theirs = trained(pre)
+    file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=lambda writer: add_bpe(writer, theirs, pre))
+    ours = tokenizer_from_pretrained(str(file))
+    again = Tokenizer.from_str(ours.to_str())
+    for text in [*texts(400), "<|im_start|>1234 it's<x>IT'S 5678<|endoftext|>", "é e\u0301 \u212b"]:
+        expected, actual, saved = (
+            tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (theirs, ours, again)
+        )
+        assert expected == actual == saved
+        assert ours.decode(expected) == theirs.decode(expected)
+    begins = [1] if pre == "llama-bpe" else []
+    assert ours.encode("a").ids == begins + theirs.encode("a").ids
+    assert from_pretrained(file).config.eos_token_id == 0
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> None:
+    """Llama 2's form with a prefix space; Gemma's without it, with user-defined tokens, without an "unknown" type."""
+    own = {} if prefix else {"add_dummy_prefix": False, "user_defined_symbols": OWN}
+    (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA, **own))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    pieces = range(theirs.vocab_size())
+
+    def kind(id: int) -> int:
+        if theirs.is_unknown(id) and not prefix:
+            return 3
+        tests = {2: theirs.is_unknown, 3: theirs.is_control, 5: theirs.is_unused, 6: theirs.is_byte}
+        own_piece = theirs.id_to_piece(id) in own.get("user_defined_symbols", ())
+        return 4 if own_piece else next((number for number, test in tests.items() if test(id)), 1)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([theirs.id_to_piece(id) for id in pieces])
+        writer.add_token_scores([theirs.get_score(id) for id in pieces])
+        writer.add_token_types([kind(id) for id in pieces])
+        if not prefix:
+            writer.add_unk_token_id(theirs.unk_id())
+            writer.add_add_space_prefix(False)
+            writer.add_add_bos_token(False)
+
+    file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)
+    ours, usual = tokenizer_from_pretrained(str(file)), read_tokenizer(tmp_path)
+    for text in texts(400):
+        expected = usual.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
+        if not set("<\u2581") & set(text):
+            assert expected == theirs.encode(text)
+    assert ours.encode("a").ids == [1] * prefix + theirs.encode("a")
+
+
+# --- Rejected files
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
+        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; supported are gpt2 and llama"),
+        (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
+        (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
+        (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),
+        (change("tokenizer.ggml.tokens", ["a" * 200_000, "b"], "array"), "token of 200,000 characters"),
+        (change("tokenizer.ggml.tokens", [1], "array"), "tokens is not a list of strings"),
+        (change("tokenizer.ggml.token_type", [1], "array"), "does not have one number per token"),
+    ],
+)
+def test_unsupported_tokenizers_are_rejected_by_name(
+    apply: Callable[[gguf.GGUFWriter], None], message: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "model.gguf", reference("llama"), tokenizer=chatty, change=apply)
+    with pytest.raises(ValueError, match=message):
+        tokenizer_from_pretrained(str(file))
+
+
+def test_missing_pre_tokenizer_is_accepted_for_gpt2_only(tmp_path: Path) -> None:
+    """Old files lack tokenizer.ggml.pre: GPT-2's words are the default, Llama's are unknown."""
+    theirs = trained("gpt-2")
+    for name in ("gpt2", "llama"):
+        write(tmp_path / f"{name}.gguf", reference(name), tokenizer=lambda writer: add_bpe(writer, theirs, None))
+    ours = tokenizer_from_pretrained(str(tmp_path / "gpt2.gguf"))
+    assert ours.encode("it's").ids == theirs.encode("it's").ids
+    with pytest.raises(ValueError, match=r"pre None is not supported"):
+        tokenizer_from_pretrained(str(tmp_path / "llama.gguf"))
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        read_tokenizer(write(tmp_path / "none.gguf", reference("llama")))

@@ -1,0 +1,313 @@
+"""`minhub embed`, `rerank`, `classify` and `masked` with text encoders: equal to the functions, and wrong calls."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from encoders import write_classifier, write_cross_encoder, write_entailment_model, write_masked_lm
+from encoders import write_sentence_encoder as write_sentences
+from test_cli import GPT2, done, failed
+
+from minhub_py import (
+    classify,
+    embed,
+    from_pretrained,
+    masked_logprobs,
+    masked_tokens,
+    rerank,
+    tokenizer_from_pretrained,
+)
+
+TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_sentences(tmp_path_factory.mktemp("sentences")))
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_cross_encoder(tmp_path_factory.mktemp("cross")))
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_classifier(tmp_path_factory.mktemp("classifier")))
+
+
+@pytest.fixture(scope="module")
+def entailment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_entailment_model(tmp_path_factory.mktemp("nli")))
+
+
+@pytest.fixture(scope="module")
+def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_masked_lm(tmp_path_factory.mktemp("masked")))
+
+
+def load(folder: str) -> tuple[Any, Any]:
+    return from_pretrained(folder), tokenizer_from_pretrained(folder)
+
+
+def write_csv(path: Path, **columns: list[str]) -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# embed
+
+
+def test_embed_follows_the_repository_in_every_format(sentences: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    expected = embed(*load(sentences), TEXTS).numpy()
+    for extension in ("csv", "parquet", "npy"):
+        done("embed", sentences, file, "--out", str(tmp_path / f"out.{extension}"))
+    cells = [[row[f"embedding_{i}"] for i in range(1, 49)] for row in read_csv(tmp_path / "out.csv")]
+    assert (np.array(cells, np.float32) == expected).all()
+    rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
+    assert (np.array(rows, np.float32) == expected).all()
+    matrix = np.load(tmp_path / "out.npy")
+    assert matrix.dtype == np.float32
+    assert (matrix == expected).all()
+
+
+def test_npy_has_nan_for_missing_texts_and_the_rows_of_all_files(sentences: str, tmp_path: Path) -> None:
+    first = write_csv(tmp_path / "a.csv", text=[TEXTS[0], "NA", TEXTS[1]])
+    second = write_csv(tmp_path / "b.csv", text=[TEXTS[2]])
+    done("embed", sentences, first, second, "--out", str(tmp_path / "out.npy"))
+    matrix, expected = np.load(tmp_path / "out.npy"), embed(*load(sentences), TEXTS).numpy()
+    assert (matrix[[0, 2, 3]] == expected).all()
+    assert np.isnan(matrix[1]).all()
+    assert "already exists" in failed("embed", sentences, first, "--out", str(tmp_path / "out.npy"), status=2)
+    assert ".npy" not in failed("words", GPT2, first, "--out", str(tmp_path / "x.npy"), status=2).split("end in")[1]
+
+
+def test_embed_options_equal_those_of_the_function(sentences: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    model, tokenizer = load(sentences)
+    for number, (options, settings) in enumerate((
+        (["--prompt", "query"], {"prompt": "query"}),
+        (["--dimensions", "16", "--normalize"], {"dimensions": 16, "normalize": True}),
+        (["--pool", "cls"], {"pool": "cls"}),
+        (["--pool", "max", "--layer", "1", "--normalize"], {"pool": "max", "layer": 1, "normalize": True}),
+    )):  # fmt: skip
+        out = tmp_path / f"out{number}.npy"
+        done("embed", sentences, file, "--out", str(out), *options)
+        assert (np.load(out) == embed(model, tokenizer, TEXTS, **settings).numpy()).all()
+    assert "query" in failed("embed", sentences, file, "--out", str(tmp_path / "x.npy"), "--prompt", "other")
+
+
+# rerank
+
+
+def test_rerank_prints_the_most_relevant_text_first(cross_encoder: str, tmp_path: Path) -> None:
+    columns = rerank(*load(cross_encoder), "cat", TEXTS)
+    expected = [
+        {"index": index, "score": float(str(score)), "text": TEXTS[index]}
+        for index, score in zip(columns["text"].tolist(), columns["score"], strict=True)
+    ]
+    assert json.loads(done("rerank", cross_encoder, "cat", *TEXTS, "--json")) == expected
+    file = write_csv(tmp_path / "in.csv", review=TEXTS)
+    found = done("rerank", cross_encoder, "cat", file, "--column", "review", "--top", "2", "--json")
+    assert json.loads(found) == expected[:2]
+    lines = done("rerank", cross_encoder, "cat", *TEXTS).splitlines()
+    assert lines[0].split() == ["INDEX", "SCORE", "TEXT"]
+    assert [line.split(maxsplit=2)[2] for line in lines[1:]] == [row["text"] for row in expected]
+    raw = json.loads(done("rerank", cross_encoder, "cat", *TEXTS, "--raw-scores", "--json"))
+    assert raw[0]["score"] == pytest.approx(
+        float(rerank(*load(cross_encoder), "cat", TEXTS, raw_scores=True)["score"][0])
+    )
+
+
+def test_rerank_jobs_keep_the_order_of_the_rows(cross_encoder: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=[TEXTS[0], "", *TEXTS[1:]])
+    done("rerank", cross_encoder, "cat", file, "--out", str(tmp_path / "out.csv"))
+    columns = rerank(*load(cross_encoder), "cat", TEXTS)
+    scores = dict(zip(columns["text"].tolist(), columns["score"], strict=True))
+    rows = read_csv(tmp_path / "out.csv")
+    assert rows[1]["score"] == ""
+    assert [np.float32(row["score"]) for row in rows if row["text"]] == [scores[i] for i in range(3)]
+
+
+# classify
+
+
+def test_classify_equals_the_function(classifier: str, tmp_path: Path) -> None:
+    columns = classify(*load(classifier), TEXTS)
+    rows = json.loads(done("classify", classifier, *TEXTS, "--json"))
+    assert [row["text"] for row in rows] == TEXTS
+    for name, values in columns.items():
+        assert [row[name] if name == "label" else np.float32(row[name]) for row in rows] == list(values)
+    heading = done("classify", classifier, *TEXTS).splitlines()[0]
+    assert heading.split() == ["TEXT", "LABEL", "PROB", "PROB_BAD", "PROB_FAIR", "PROB_GOOD"]
+    file = write_csv(tmp_path / "in.csv", review=[*TEXTS, "NA"])
+    for extension in ("csv", "parquet"):
+        done("classify", classifier, file, "--column", "review", "--out", str(tmp_path / f"out.{extension}"))
+    written = read_csv(tmp_path / "out.csv")
+    assert list(written[0]) == ["review", *columns]
+    assert [row["label"] for row in written] == [*columns["label"], ""]
+    assert [np.float32(row["prob_fair"]) for row in written[:3]] == list(columns["prob_fair"])
+    assert pq.read_table(tmp_path / "out.parquet").column("label").to_pylist() == [*columns["label"], None]
+
+
+def test_zero_shot_labels_equal_the_function(entailment: str, tmp_path: Path) -> None:
+    labels = ["politics", "sports"]
+    columns = classify(*load(entailment), TEXTS, labels, hypothesis="A {} text.", multi_label=True)
+    options = ["--labels", "politics, sports", "--hypothesis", "A {} text.", "--multi-label"]
+    rows = json.loads(done("classify", entailment, *TEXTS, *options, "--json"))
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    done("classify", entailment, file, *options, "--out", str(tmp_path / "out.csv"), "--prefix", "z_")
+    written = read_csv(tmp_path / "out.csv")
+    for name in ("prob_politics", "prob_sports"):
+        assert [np.float32(row[name]) for row in rows] == list(columns[name])
+        assert [np.float32(row[f"z_{name}"]) for row in written] == list(columns[name])
+
+
+def test_wrong_calls_of_classify_say_what_to_change(
+    classifier: str, entailment: str, sentences: str, tmp_path: Path
+) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    assert "add --labels" in failed("classify", entailment, "a", "--multi-label", status=2)
+    assert "different labels" in failed("classify", entailment, "a", "--labels", "x,x", status=2)
+    assert "{}" in failed("classify", entailment, "a", "--labels", "x", "--hypothesis", "no", status=2)
+    assert "entailment model" in failed("classify", classifier, "a", "--labels", "x,y")
+    out = ["--out", str(tmp_path / "o.csv")]
+    for more in (["a"], [file, *out]):
+        assert "ForSequenceClassification" in failed("classify", sentences, *more)
+    assert "several labels" not in failed("rerank", classifier, "q", "a")
+    assert "one label, not 3" in failed("rerank", classifier, "q", "a")
+    assert "text encoder" in failed("classify", GPT2, file, "--labels", "x", *out)
+    assert "missing.csv" in failed("classify", classifier, "missing.csv")
+    assert "no column review" in failed("classify", classifier, file, "--column", "review")
+    assert "add --out" in failed("classify", classifier, "a", "--workers", "2", status=2)
+
+
+# masked
+
+
+def test_masked_equals_the_function(masked_lm: str, tmp_path: Path) -> None:
+    texts = ["The [MASK] sat.", "[MASK] cat [MASK]"]
+    model, tokenizer = load(masked_lm)
+    columns = masked_tokens(model, tokenizer, texts, 3)
+    rows = json.loads(done("masked", masked_lm, *texts, "--top", "3", "--json"))
+    assert len(rows) == 9
+    for name in ("text", "mask", "token", "id", "prob"):
+        assert [row[name] for row in rows] == list(columns[name])
+    assert [np.float32(row["logprob"]) for row in rows] == list(columns["logprob"])
+    assert done("masked", masked_lm, texts[0]).splitlines()[0].split() == [
+        "TEXT",
+        "MASK",
+        "TOKEN",
+        "ID",
+        "PROB",
+        "LOGPROB",
+    ]
+    rows = json.loads(done("masked", masked_lm, texts[0], "--token", "cat", "--token", "dog", "--json"))
+    assert {row["token"] for row in rows} == {"cat", "dog"}
+    file = write_csv(tmp_path / "in.csv", text=[*texts, "no mask"])
+    done("masked", masked_lm, file, "--top", "3", "--out", str(tmp_path / "out.csv"))
+    written = read_csv(tmp_path / "out.csv")
+    assert [row["token"] for row in written] == [*columns["token"], ""]
+    assert [row["mask_n"] for row in written] == ["1"] * 6 + ["2"] * 3 + [""]
+    assert [np.float32(row["logprob"]) for row in written[:9]] == list(columns["logprob"])
+
+
+def test_masked_targets_equal_the_function(masked_lm: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=["The [MASK] sat.", "A [MASK].", "none", "[MASK] [MASK]"],
+                     word=["cat", "zebra", "dog", "dog"])  # fmt: skip
+    done("masked", masked_lm, file, "--target", "word", "--out", str(tmp_path / "out.csv"))
+    columns = masked_logprobs(*load(masked_lm), ["The", "A"], ["cat", "zebra"], ["sat.", "."])
+    rows = read_csv(tmp_path / "out.csv")
+    assert [row["logprob"] for row in rows[2:]] == ["", ""]
+    assert [float(row["logprob"]) for row in rows[:2]] == columns["logprob"].tolist()
+    assert [int(row["tokens"]) for row in rows[:2]] == columns["tokens"].tolist() == [1, 5]
+
+
+def test_wrong_calls_of_masked_say_what_to_change(masked_lm: str, sentences: str, tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "o.csv")]
+    file = write_csv(tmp_path / "in.csv", text=["[MASK]"], word=["cat"])
+    assert "has no mask" in failed("masked", masked_lm, "a cat")
+    assert "ForMaskedLM" in failed("masked", sentences, "[MASK]")
+    assert "not one token" not in done("masked", masked_lm, "[MASK]", "--token", "cat")
+    assert "is 5 tokens, not one" in failed("masked", masked_lm, "[MASK]", "--token", "zebra")
+    assert "text encoder" in failed("masked", GPT2, "[MASK]") + failed("masked", GPT2, file, *out)
+    assert "--target" in failed("masked", masked_lm, file, *out, "--token", "cat", status=2)
+    assert "add --out" in failed("masked", masked_lm, file, "--target", "word", status=2)
+    assert "exclude" in failed("masked", masked_lm, file, "--target", "word", "--top", "2", *out, status=2)
+
+
+# Encoders and other commands
+
+
+def test_commands_that_generate_name_the_command_for_an_encoder(
+    masked_lm: str, cross_encoder: str, classifier: str, sentences: str, tmp_path: Path
+) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    out = ["--out", str(tmp_path / "out.csv")]
+    calls = (["generate", "{}", "Hi"], ["generate", "{}", file, *out], ["score", "{}", file],
+             ["score", "{}", file, *out], ["words", "{}", file],
+             ["words", "{}", file, *out], ["chat", "{}"])  # fmt: skip
+    names = {masked_lm: "minhub embed or minhub masked", cross_encoder: "minhub embed or minhub rerank",
+             classifier: "minhub embed or minhub classify", sentences: "use minhub embed"}  # fmt: skip
+    for model, name in names.items():
+        for call in calls if model == masked_lm else calls[:1]:
+            message = failed(*[part.format(model) for part in call]).strip()
+            assert message.splitlines()[-1].endswith(name)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path) -> None:
+    """After a kill, the same command computes the remaining rows."""
+    texts = [f"The [MASK] sat on {number}" for number in range(3000)]
+    file, out = write_csv(tmp_path / "in.csv", text=texts), tmp_path / "out.csv"
+    command = [sys.executable, "-m", "minhub_py", "masked", masked_lm, file, "--top", "1", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    folder = tmp_path / "out.csv.parts"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(folder.glob("*"))) < 4 and process.poll() is None:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    if not out.exists():  # otherwise the job was faster
+        done("masked", masked_lm, file, "--top", "1", "--out", str(out))
+    rows = read_csv(out)
+    assert [row["text"] for row in rows] == texts
+    expected = masked_tokens(*load(masked_lm), texts, 1)
+    assert [row["token"] for row in rows] == expected["token"]
+
+
+def test_serve_starts_with_an_encoder(sentences: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minhub_py", "serve", sentences, GPT2, "--port", "0"], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    address = line.rpartition(" ")[2].strip()
+    try:
+        answer = httpx2.post(f"{address}/v1/embeddings", json={"input": TEXTS}, timeout=60).json()
+        expected = embed(*load(sentences), TEXTS).numpy()
+        assert (np.array([entry["embedding"] for entry in answer["data"]], np.float32) == expected).all()
+    finally:
+        process.send_signal(signal.SIGINT)
+        stderr = process.communicate(timeout=60)[1]
+    assert stderr.count("chat template") == 1  # the decoder's

@@ -1,0 +1,30 @@
+"""Fixtures of the tests of the R bridge."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from r_package import environment
+from r_processes import RProcess, StartR
+
+
+@pytest.fixture
+def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
+    """Start R processes. Remaining processes and their workers are killed after the test."""
+    started: list[RProcess] = []
+
+    def start(
+        code: str | Path, *, before: Sequence[str] = (), arguments: Sequence[str] = (),
+        popen: dict[str, Any] | None = None, **more: str | None,
+    ) -> RProcess:  # fmt: skip
+        # A temporary folder of its own shows what is left behind there.
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        more = {"TMPDIR": str(tmp_path / "tmp"), **more}
+        started.append(RProcess(tmp_path, code, environment(library, **more), before, arguments, **(popen or {})))
+        return started[-1]
+
+    yield start
+    for r in started:
+        r.process.kill()
+        r.process.communicate()

@@ -1,0 +1,335 @@
+"""Invalid fields, bodies and paths are client errors with a message; access is limited."""
+
+import copy
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from served_models import WRONG, user, wait
+from starlette.datastructures import Headers
+
+from minhub_py.serve.app import OLLAMA_POSTS, POSTS
+from minhub_py.serve.models import Models, ServedModel, parse_variables
+from minhub_py.serve.server import Server
+from minhub_py.serve.validation import Fields, RequestError
+
+FIELDS = {
+    "/v1/chat/completions": ["model", "messages", "temperature", "top_p", "top_k", "seed", "stop", "n", "max_tokens",
+                             "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options", "tools",
+                             "response_format", "repetition_penalty", "presence_penalty", "logit_bias",
+                             "chat_template_kwargs", "reasoning_effort", "continue_final_message"],
+    "/v1/completions": ["prompt", "echo", "logprobs", "n", "best_of", "max_tokens", "suffix", "stop", "stream", "seed"],
+    "/v1/responses": ["input", "instructions", "text", "max_output_tokens", "stream", "tools"],
+    "/api/chat": ["model", "messages", "options", "stream", "format", "tools"],
+    "/api/generate": ["model", "prompt", "system", "raw", "options", "images", "context", "stream"],
+    "/api/show": ["model", "name"],
+    "/tokenize": ["content", "with_pieces"],
+    "/detokenize": ["tokens"],
+    "/apply-template": ["messages"],
+}  # fmt: skip
+
+
+def short(path: str) -> dict[str, object]:
+    """A valid body for a path, with a short reply."""
+    body = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": user("Hi"), "content": "Hi",
+            "tokens": [1], "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2,
+            "options": {"num_predict": 2}, "n": 1}  # fmt: skip
+    if path.endswith("/responses"):
+        del body["prompt"]  # the ID of a stored prompt
+    if "/embed" in path:
+        body["input"] = "Hi"
+    return body
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_wrong_types_of_every_field_are_client_errors(http, path: str) -> None:
+    good = short(path)
+    assert http.post(path, json=good).status_code == 200
+    bodies = [{**good, name: value} for name in FIELDS[path] for value in WRONG]
+    bodies += [{**good, "messages": [message], "input": [message]} for message in (
+        *WRONG, {"role": "nobody", "content": ""}, {"role": 1}, {"role": "user", "content": 3},
+        {"role": "user", "content": [{"type": "image_url"}]}, {"role": "user", "content": [3]},
+        {"role": "assistant", "tool_calls": [{}]},
+    )]  # fmt: skip
+    bodies += [{**good, "options": {"num_predict": 2, name: value}}
+               for value in WRONG for name in ("temperature", "num_predict", "stop")]  # fmt: skip
+    rejected = 0
+    for body in bodies:
+        response = http.post(path, content=json.dumps(body).encode())
+        assert response.status_code in (200, 400, 404), (body, response.text)
+        if response.status_code != 200:
+            rejected += 1
+            error = response.json()["error"]
+            message = error if path.startswith("/api/") else error["message"]
+            assert message
+            assert "Traceback" not in message
+    assert rejected >= len(FIELDS[path])
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+NESTED: dict[str, object] = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "stream_options": {},
+    "chat_template_kwargs": {"mood": "glad"}, "format": SCHEMA, "text": {"format": {"type": "json_object"}},
+    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+}  # fmt: skip
+
+
+def changed(body: dict, field_path: str, name: str, value: object) -> dict:
+    """A body with another value of a field. Its path has the notation of errors: `messages[0].content[0]`."""
+    result = inner = copy.deepcopy(body)
+    for key, index in re.findall(r"(\w+)|\[(\d+)\]", field_path):
+        inner = inner[int(index)] if index else inner.setdefault(key, {})
+    inner[name] = value
+    return result
+
+
+# test_embedding_routes.py does the same for reranking.
+@pytest.mark.parametrize("path", [*sorted({*POSTS} - {"/rerank"}), *(f"/api{path}" for path in OLLAMA_POSTS)])
+def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
+    http, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fields, including nested ones, are recorded while the server reads them, so that the list is complete."""
+    read: dict[tuple[str, str], None] = {}
+    get = Fields.get
+    monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault((self.path, name)), get(self, name))[1])
+    listed = {("", name) for name in FIELDS.get(path, FIELDS.get(f"/v1{path}", ()))}
+    tried: set[tuple[str, str]] = set()
+    for good in (short(path), short(path) | NESTED):
+        assert http.post(path, json=good).status_code == 200
+        while untried := [field for field in read if field not in tried | listed]:
+            for field_path, name in untried:
+                tried.add((field_path, name))
+                for value in WRONG:
+                    body = changed(good, field_path, name, value)
+                    response = http.post(path, content=json.dumps(body).encode())
+                    assert response.status_code in (200, 400, 404), (body, response.text)
+                    if response.status_code != 200:
+                        assert "Traceback" not in json.dumps(response.json()["error"])
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff{}", 400, "not UTF-8"),
+        (b"[]", 400, "must be a JSON object"),
+        (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "NaN"),
+        (b"[" * 90_000, 400, "not JSON"),
+        (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
+        (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
+        (b'{"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 400, "messages must be a list"),
+        (b'{"messages": [{"role": "user", "content": "' + b"word " * 15_000 + b'"}]}', 400, "shorten"),
+        (b'{"messages": [{"role": "user", "content": "refuse me"}]}', 400, "no thanks"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function"}]}',
+            400,
+            "tools is not supp",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "model": "none"}', 404, "tiny, other"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"tools": []}}',
+            400,
+            "must not contain tools",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
+            400,
+            "repetition_penalty must be between 0.01 and 100 (1 has no effect), not 1e-300",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -1}',
+            400,
+            "temperature must be 0 (greedy)",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "top_p": 1.5}', 400, "top_p must be above 0 and at most"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "' + b"x" * 1001 + b'"}',
+            400,
+            "a stop string can have at most 1,000 characters, not 1,001",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["x"' + b', "x"' * 64 + b"]}",
+            400,
+            "stop must be a string or a list of at most 64 strings",
+        ),
+    ],
+)
+def test_an_invalid_body_is_an_error_with_a_message(http, body: bytes, status: int, message: str) -> None:
+    response = http.post("/v1/chat/completions", content=body)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.fixture
+def closed_gate(main_model: ServedModel):
+    """An event that all tokenization threads wait for."""
+    gate = threading.Event()
+    started = threading.Barrier(3)
+    for _ in range(2):
+        main_model.texts._pool.submit(lambda: (started.wait(), gate.wait()))
+    started.wait()
+    yield gate
+    gate.set()
+
+
+WORDS = "word " * 15_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", {"content": WORDS}, "content has 75,000 characters, but 256 tokens have at most"),
+        ("/v1/completions", {"prompt": WORDS}, "prompt has 75,000 characters"),
+        ("/v1/completions", {"prompt": [1] * 257}, "the prompt has 257 tokens, but the context has 256 tokens"),
+        ("/v1/completions", {"prompt": ["x"] * 23}, "23 prompts with n=1 are too many: at most 22 in total"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 12}, "2 prompts with n=12 are too many: at most 22"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "max_tokens": 0}, "max_tokens must be 1 or more"),
+        ("/v1/chat/completions", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/v1/chat/completions", {"messages": user("Hi") * 257}, "messages has 257 elements"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["x"] * 257}]}, "has 257 elements"),
+        ("/v1/responses", {"input": WORDS}, "messages has 75,000 characters"),
+        ("/api/chat", {"model": "tiny", "messages": user(WORDS)}, "messages has 75,000 characters"),
+        ("/api/generate", {"model": "tiny", "prompt": WORDS, "raw": True}, "prompt has 75,000 characters"),
+        ("/detokenize", {"tokens": [1] * 257}, "the prompt has 257 tokens"),
+        ("/apply-template", {"messages": user(WORDS)}, "messages has 75,000 characters"),
+    ],
+)  # fmt: skip
+def test_inputs_that_exceed_the_context_are_rejected_before_tokenization(
+    http, closed_gate: threading.Event, path: str, body: dict, message: str
+) -> None:
+    """While the gate is closed, tokenization does not return."""
+    response = http.post(path, json=body, timeout=20)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert message in (error if path.startswith("/api/") else error["message"])
+
+
+def test_tokenization_does_not_delay_other_clients(http, main_model: ServedModel, closed_gate) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        bodies = {"/tokenize": {"content": "Hi"}, "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+                  "/v1/chat/completions": {"messages": user("Hi"), "max_tokens": 2}}  # fmt: skip
+        pending = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
+        wait(lambda: main_model.texts._pool._work_queue.qsize() == 3)
+        assert http.get("/health", timeout=20).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}, timeout=20).status_code == 200
+        assert not any(future.done() for future in pending)
+        closed_gate.set()
+        assert [future.result().status_code for future in pending] == [200] * 3
+
+
+def test_a_full_tokenization_queue_is_status_429(http, main_model: ServedModel, closed_gate, monkeypatch) -> None:
+    monkeypatch.setattr(main_model.texts, "_free", 1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, "/tokenize", json={"content": "Hi"})
+        wait(lambda: main_model.texts._free == 0)
+        response = http.post("/tokenize", json={"content": "Hi"}, timeout=20)
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "2")
+        closed_gate.set()
+        assert first.result().status_code == 200
+    assert http.post("/tokenize", json={"content": "Hi"}).status_code == 200
+
+
+def test_unknown_paths_and_methods_list_the_available_ones(http) -> None:
+    for path in ("/nowhere", "/v1/chat/completion", "/v1/%1b%5b2J" + "x" * 3000):
+        for method in ("GET", "POST"):
+            response = http.request(method, path)
+            assert response.status_code == 404
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("not_found_error", "unknown_url")
+            assert "GET /v1/models, " in error["message"]
+            assert "POST /v1/chat/completions, " in error["message"]
+            assert error["message"].isprintable()
+            assert len(error["message"]) < 800
+    message = http.post("/api/nothing").json()["error"]
+    assert message.startswith("unknown path /api/nothing; available: GET /api/tags, ")
+    assert "POST /api/chat, " in message
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/health", "GET, HEAD")):
+        response = http.request(method, path)
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert response.json()["error"]["message"] == f"{path} does not support {method}: use {allowed}"
+    assert http.get("/api/chat").json()["error"] == "/api/chat does not support GET: use POST"
+    lenient = {
+        "messages": user("Hi"),
+        "max_tokens": 2,
+        "tools": [],
+        "stream.1": True,
+        "user": "me",
+        "anything": {"a": []},
+    }
+    response = http.post("/chat/completions", content=json.dumps(lenient), headers={"Authorization": "Bearer"})
+    assert response.status_code == 200
+
+
+def test_access_requires_the_key_a_local_host_and_an_allowed_origin(main_model: ServedModel) -> None:
+    server = Server(Models([main_model]), key="secret", origins=["https://good.example"])
+
+    def status(path: str = "/v1/models", **headers: str) -> int:
+        try:
+            server.check_access(path, Headers({"host": "127.0.0.1:1", **headers}))
+        except RequestError as error:
+            return error.status
+        return 200
+
+    key = {"authorization": "Bearer secret"}
+    assert status(**key) == status(**{"x-api-key": "secret"}) == 200
+    for valid in ("bearer secret", "BEARER secret", "Bearer  secret"):
+        assert status(authorization=valid) == 200
+    for invalid in ("", "Bearer", "bearer", "Bearersecret", "Bearer other", "Basic secret", "Bearer sécret"):
+        assert status(authorization=invalid) == 401
+    assert status("/health") == status("/") == 200
+    for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
+        assert status(**key, host=host) == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
+        assert status(**key, host=host) == 403
+    assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
+    for origin in (
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1:2",
+        "https://good.example.evil",
+        "http://[",
+        "http://[::1",
+        "//",
+        "",
+    ):
+        assert status(**key, origin=origin) == 403
+
+
+def test_requests_of_other_web_pages_are_rejected(address: str, http) -> None:
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ):
+        response = http.post("/v1/chat/completions", json={"messages": user("Hi")}, headers=headers)
+        assert response.status_code == 403
+        assert "access-control-allow-origin" not in response.headers
+    assert http.options("/v1/models", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+def test_an_integer_can_have_a_decimal_point() -> None:
+    assert Fields({"a": 3.0}).integer("a", 0, 5) == 3
+
+
+def test_variables_of_a_chat_template_are_limited() -> None:
+    deep: list = []
+    for _ in range(50_000):
+        deep = [deep]
+    for value, message in (("x" * 100_000, "has 100,00. characters: at most 100,000"), (deep, "nested too deeply")):
+        with pytest.raises(RequestError) as raised:
+            parse_variables(Fields({"chat_template_kwargs": {"a": value}}))
+        assert re.search(message, raised.value.message)
+
+
+def test_a_body_of_many_values_is_rejected_before_it_is_parsed() -> None:
+    for value in ([[1]] * 600_000, {str(number): 1 for number in range(300_000)}):
+        with pytest.raises(RequestError, match="too many values: at most 500,000") as raised:
+            Fields.parse(json.dumps({"a": value}).encode())
+        assert raised.value.status == 413

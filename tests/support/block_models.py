@@ -1,0 +1,30 @@
+"""Models whose weights are random blocks of a GGUF type."""
+
+from typing import Any
+
+import torch
+from gguf_files import blocks
+
+from minhub_py import llama
+from minhub_py.inference.quantize import layers_of, replace_layers
+from weights_map.blocks import TYPES, Blocks, unpack_rows
+
+SIZES = {"vocab_size": 61, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 150}  # fmt: skip
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int) -> Blocks:
+    """Of weights as large as those of a fresh layer."""
+    count, scale = rows * columns // TYPES[kind].size, 0.01
+    scale *= columns**-0.5 / unpack_rows(torch.from_numpy(blocks(kind, count, seed)), kind).std().item()
+    return Blocks(kind, torch.from_numpy(blocks(kind, count, seed, scale)).view(rows, -1))
+
+
+def new_of_blocks(kind: str, **changes: Any) -> Any:
+    """A Llama whose layers and embedding are random blocks of a type."""
+    torch.manual_seed(0)
+    model = llama(**{**SIZES, **changes}).eval()
+    kinds = {layer: random_blocks(kind, *layer.weight.shape, seed)
+             for seed, (layer, _) in enumerate(layers_of(model, kind))}  # fmt: skip
+    replace_layers(model, kinds, lambda layer: None)
+    return model

@@ -1,0 +1,46 @@
+"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token ids."""
+
+from itertools import cycle
+from typing import Any
+
+import torch
+from cases import ARCHITECTURES
+
+TOLERANCE = 5e-5  # of the largest logit
+LENGTH = 70
+VOCABULARY = 61  # of all cases
+CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
+FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
+
+
+def ids_of(rows: int, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows))
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@torch.no_grad()
+def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
+    """The logits of a text that is read in pieces, their sizes again and again until its end."""
+    logits, place = [], 0
+    for size in cycle(pieces):
+        if place >= ids.size(1):
+            return torch.cat(logits, dim=1)
+        logits.append(model(ids[:, place : place + size], cache))
+        place += size
+    raise AssertionError
+
+
+def texts_of(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+@torch.no_grad()
+def states_of(reference: Any, ids: list[int]) -> list[torch.Tensor]:
+    """transformers' hidden states of one text, (T, C) each, starting with the embeddings."""
+    states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    return [state[0] for state in states]
