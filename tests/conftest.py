@@ -26,7 +26,7 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
 
 # They take the longest: begun late, one of them would go on when all others have ended.
 FIRST = ["test_r_package.py", "test_r_sessions.py", "test_r_processes.py", "test_hosted_r.py", "test_resume.py",
-         "test_unfinished_jobs.py"]  # fmt: skip
+         "test_training_loop.py", "test_unfinished_jobs.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
