@@ -251,7 +251,7 @@ def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
 
 def test_operations_that_need_floats_are_rejected(packed, tmp_path: Path) -> None:
     _, model, folder = packed
-    with pytest.raises(ValueError, match="experts in MXFP4 cannot be written as TorchScript: take the model in BF16"):
+    with pytest.raises(ValueError, match="experts in MXFP4 cannot be written as TorchScript: use the model in BF16"):
         save_torchscript(model, tmp_path / "model.pt")
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
