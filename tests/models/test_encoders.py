@@ -427,7 +427,7 @@ NEXT_TOKEN = {
 @pytest.mark.parametrize("call", NEXT_TOKEN)
 def test_calls_that_predict_the_next_token_refuse_encoders(load, call: str) -> None:
     _, model, _ = load("bert", "masked_lm")
-    message = rf"^{re.escape(call)} needs .* this one is an encoder: use embed\(\) .* or masked_tokens\(\)"
+    message = rf"^{re.escape(call)}: BERT is a text encoder, .*: use embed\(\) or masked_tokens\(\)$"
     with pytest.raises(ValueError, match=message):
         NEXT_TOKEN[call](model, train_byte_level_bpe(["a rose is a rose"], 260))
 
@@ -447,7 +447,7 @@ def test_commands_that_predict_the_next_token_refuse_encoders(load, tmp_path: Pa
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 1, (arguments, result.output)
-        assert "this one is an encoder: use embed() for vectors" in " ".join(result.output.split()), result.output
+        assert "BERT is a text encoder, which does not predict the next token: use minhub embed" in " ".join(result.output.split()), result.output
 
 
 def test_training_refuses_encoders(load, tmp_path: Path) -> None:

@@ -84,10 +84,7 @@ test_that("each name of an encoder creates and loads its architecture", {
 
 test_that("functions that predict the next token refuse an encoder and name the alternatives in R", {
   model <- a_masked_model()
-  message <- paste(
-    "needs a model that predicts the next token, and this one is an encoder: use text_embeddings() for vectors of texts,",
-    "or masked_tokens() for predictions of masked tokens"
-  )
+  message <- "BERT is a text encoder, which does not predict the next token: use text_embeddings() or masked_tokens()"
   expect_refused(next_tokens(model, "the king"), message)
   expect_refused(generate(model, "the king", 3), message)
   expect_refused(token_logprobs(model, "the king"), message)
