@@ -25,8 +25,8 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
 
 
 # They take the longest: begun late, one of them would go on when all others have ended.
-FIRST = ["test_r_package.py", "test_r_sessions.py", "test_r_processes.py", "test_hosted_r.py", "test_resume.py",
-         "test_training_loop.py", "test_unfinished_jobs.py"]  # fmt: skip
+FIRST = ["test_r_package.py", "test_docs.py", "test_r_check.py", "test_r_processes.py", "test_hosted_r.py",
+         "test_examples.py", "test_compare.py", "test_r_sessions.py", "test_tensor_parallel.py", "test_resume.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
