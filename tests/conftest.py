@@ -24,9 +24,10 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
     pytest.register_assert_rewrite(name)
 
 
-# They take the longest: begun late, one of them would go on when all others have ended.
+# They take the longest: started late, one of them would run alone at the end.
 FIRST = ["test_r_package.py", "test_docs.py", "test_r_check.py", "test_r_processes.py", "test_hosted_r.py",
-         "test_examples.py", "test_compare.py", "test_r_sessions.py", "test_tensor_parallel.py", "test_resume.py"]  # fmt: skip
+         "test_examples.py", "test_compare.py", "test_r_sessions.py", "test_tensor_parallel.py",
+         "test_resume.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
