@@ -23,7 +23,7 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 
 
 def table_of(model_type: str, config: Any) -> Table:
-    """The table of a model with this config: that of an encoder depends on the head."""
+    """The table of a model with this config. The table of an encoder depends on the head."""
     return tables[model_type].for_head(getattr(config, "head", None))
 
 

@@ -48,7 +48,7 @@ def inputs_of(
     """
     check_tokenizer(tokenizer, "encode_batch")
     limit = min(length for length in (max_length, model.config.context_length, 2**31) if length is not None)
-    room = limit - tokenizer.num_special_tokens_to_add(pairs is not None)
+    room = max(limit - tokenizer.num_special_tokens_to_add(pairs is not None), 0)
     prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
     if prompt:  # the first special token, such as [CLS], counts as the prompt's
         prompt_tokens += special_tokens_before(tokenizer)

@@ -56,7 +56,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a repository computes text embeddings. The default is that of sentence-transformers for other repositories.
+    """How a repository computes text embeddings. The defaults are for repositories without modules.json.
 
     pooling: several are concatenated.    max_length: in tokens, with special tokens; None: the model's.
     prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's tokens.

@@ -9,7 +9,7 @@ replicated, too.
 Sources: Shoeybi et al. (2019), "Megatron-LM", section 3; Pope et al. (2022), "Efficiently Scaling Transformer
 Inference", for KV heads.
 
-Notation: that of the model files; H', V' and so on are the share of a rank.
+Notation: as in the model files; H', V' and so on are the share of a rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

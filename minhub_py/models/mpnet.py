@@ -27,7 +27,7 @@ from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, Tok
 from minhub_py.models.layers import RelativeBias, counted_positions, merge_heads, split_heads
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, HiddenStates, Linear, Norm, Step
 
-PAD = 1  # ID of the padding token. transformers has the same constant, whatever pad_token_id is.
+PAD = 1  # ID of the padding token. transformers has the same constant and ignores pad_token_id.
 BUCKETS, MAX_DISTANCE = 32, 128  # of the relative positions
 
 
