@@ -308,8 +308,8 @@ def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
         return
     text = f"{brief(after)} starts" if after[:1].isspace() else f"{brief(before)} ends"
     raise ValueError(
-        f"{source}{text} with white space, and sep is a space, which would double it: remove the white space, or set "
-        "sep to an empty string"
+        f"{source}{text} with white space, and {setting('sep')} is a space, which would double it: remove the white "
+        f"space, or set {setting('sep')} to an empty string"
     )
 
 

@@ -26,7 +26,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
-from minhub_py.inference.batch import Batch, CachedPrefix, Event
+from minhub_py.inference.batch import Batch, CachedPrefix, Event, identity_of_weights
 from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
@@ -193,7 +193,8 @@ class Chat:
         self._vocabulary: Vocabulary | None = None
 
     def __repr__(self) -> str:
-        model = f"{type(self.model).__name__}, {len(self.turns) // 2} messages with replies"
+        count = len(self.turns) // 2
+        model = f"{type(self.model).__name__}, {count} message{'' if count == 1 else 's'} with replies"
         system = f", system prompt {shorten(self.system)}" if self.system else ""
         values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING_FIELDS)
         return f"<Chat with {model}{system}, {values}>"
@@ -397,13 +398,8 @@ class Chat:
 
     def _batch(self) -> Batch:
         """A batch for one reply, with the prefix cache unless the weights have changed, for example by training."""
-        from torch.multiprocessing.reductions import StorageWeakRef
-
         batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES)
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        # New weights may be at the address of freed ones: a weak reference to the storage distinguishes them.
-        weights = [(StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(),
-                    0 if tensor.is_inference() else tensor._version, tensor.dtype) for tensor in tensors]  # fmt: skip
+        weights = identity_of_weights(self.model)
         if weights == self._weights:
             batch.prefixes = self._prefixes
         self._weights = weights

@@ -440,6 +440,16 @@ class Batch:
             self.prefixes.pop(0)
 
 
+def identity_of_weights(model: LanguageModel) -> list[object]:
+    """A value that differs after a change of the model's weights: a prefix cache belongs to its weights."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    # New weights may be at the address of freed ones: a weak reference to the storage distinguishes them.
+    return [(StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(),
+             0 if tensor.is_inference() else tensor._version, tensor.dtype)
+            for tensor in (*model.parameters(), *model.buffers())]  # fmt: skip
+
+
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of tokens that two sequences have in common at their beginning."""
     length = min(len(first), len(second))

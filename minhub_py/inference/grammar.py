@@ -84,7 +84,11 @@ class Vocabulary:
         try:
             self._tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=sorted(ends) or None)
         except ValueError as error:
-            raise ValueError(f"replies in JSON do not support this type of tokenizer: {error}") from error
+            # The library's message contains the internal state of the decoder.
+            raise ValueError(
+                "replies in JSON require a byte-level tokenizer (GPT-2, Llama 3, Qwen) or one with byte tokens (Llama "
+                "2, Gemma), which this model does not have: use another model"
+            ) from error
 
     def grammar(self, schema: Mapping[str, Any] | None) -> Grammar:
         """Compile a JSON schema. None allows any object.
@@ -153,5 +157,10 @@ def problem(state: Any) -> str:
 
 
 def brief_message(message: str) -> str:
-    """The beginning of a message's first line; it can quote a long schema."""
-    return printable(message.strip().partition("\n")[0][:300])
+    """The beginning of a message's first line; it can quote a long schema.
+
+    The first line of an error in a regular expression is its title, and the last line the reason.
+    """
+    lines = message.strip().splitlines() or [""]
+    reason = f" {lines[-1].removeprefix('error: ')}" if len(lines) > 1 and lines[0].endswith(":") else ""
+    return printable(lines[0][:200] + reason[:99])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, run
+from minhub_py.inference.batch import identity_of_weights
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, TorchEncoder, encoder_runner
 from minhub_py.models.base import Encoder
 from minhub_py.serve.engine_thread import EngineThread, Failure
@@ -59,12 +60,14 @@ class EncoderEngine(EngineThread[EncoderRequest]):
 
     def _run(self) -> None:
         with torch.inference_mode():
-            runner = encoder_runner(self.model)
+            runner, weights = encoder_runner(self.model), identity_of_weights(self.model)
             try:
                 while not self.stopping:
                     self._receive(wait=not self.waiting)
                     now = time.monotonic()
                     self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
+                    if (current := identity_of_weights(self.model)) != weights:  # R's load_state_dict()
+                        runner, weights = encoder_runner(self.model), current
                     self.batch = self._next_batch(padded=isinstance(runner, TorchEncoder))
                     self._compute(runner)
             finally:

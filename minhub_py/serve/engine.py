@@ -2,7 +2,8 @@
 
 The output of a request is bitwise identical to its single run (see Determinism in inference/batch.py). Prompts share
 cached prefixes. If a step raises, the engine runs the requests one by one in a new batch to find the cause: only that
-request fails.
+request fails. After a change of the model's weights (R's load_state_dict()), new requests wait until the batch is
+empty, and a new batch starts without cached prefixes.
 """
 
 import time
@@ -16,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.batch import Batch, Event, identity_of_weights
 from minhub_py.inference.grammar import Grammar, GrammarError
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -120,6 +121,7 @@ class Engine(EngineThread[Request]):
         super().__init__(batch_size, max_length, queue_size)
         self.model, self.tokenizer, self.prefix_bytes = model, tokenizer, prefix_bytes
         self.running: dict[int, Request] = {}  # by row of the batch
+        self.weights: list[object] = []  # identity of the weights of the batch
         self.start()
 
     @property
@@ -135,6 +137,8 @@ class Engine(EngineThread[Request]):
             try:
                 while not self.stopping:
                     self._receive(wait=not self.running and not self.waiting)
+                    if self.waiting and not self.running and not self._is_current():
+                        batch = self._new_batch()
                     batch = self._step(batch)
             finally:
                 self.stop_accepting()
@@ -142,7 +146,12 @@ class Engine(EngineThread[Request]):
                 for request in [*self.running.values(), *self.waiting]:
                     self._fail(request, Failure("shutdown", "the server is shutting down"))
 
+    def _is_current(self) -> bool:
+        """Whether the model still has the weights of the batch."""
+        return identity_of_weights(self.model) == self.weights
+
     def _new_batch(self) -> Batch:
+        self.weights = identity_of_weights(self.model)
         return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, chunk=PREFILL_CHUNK)
 
     def _step(self, batch: Batch) -> Batch:
@@ -163,7 +172,7 @@ class Engine(EngineThread[Request]):
                 del self.running[row]
                 batch.retire(row)
         self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
-        while self.waiting and len(batch) < batch.capacity:
+        while self.waiting and len(batch) < batch.capacity and self._is_current():
             request = self.waiting.pop(0)
             try:
                 self.running[self._admit(batch, request)] = request

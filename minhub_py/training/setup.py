@@ -114,7 +114,9 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
         start = open_start(settings)
         with folder.locked() if group.is_main else nullcontext():
             if group.is_main:
-                if not (folder.tokens / "tokens.json").exists():
+                if (folder.tokens / "tokens.json").exists():
+                    check_unchanged(folder, settings, start, "")
+                else:
                     encode_texts(folder, settings, start, preparation.unchanged_texts(), listener)
                 dataclasses.replace(preparation, settings=settings).write(folder)
             group.barrier()
@@ -161,11 +163,15 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
             if any(row["step"] > saved.checkpoint_every for row in folder.read_rows()):
                 raise CorruptError(folder.checkpoints, "is empty" if folder.checkpoints.exists() else "is missing")
             start = open_start(settings)
-            if start is not None and Corpus.read(folder.tokens).start not in (None, fingerprint(start.path)):
-                raise ValueError(f"{settings.start} has changed since the run in {folder.path} began, and the run has "
-                                 "no checkpoint yet: start a new run")  # fmt: skip
+            check_unchanged(folder, settings, start, ", and the run has no checkpoint yet")
         with folder.locked() if group.is_main else nullcontext():
             run(folder, settings, start, group, listener)
+
+
+def check_unchanged(folder: RunFolder, settings: Settings, start: Checkpoint | None, detail: str) -> None:
+    """ValueError: the model to fine-tune is not the one whose tokenizer encoded the text."""
+    if start is not None and Corpus.read(folder.tokens).start not in (None, fingerprint(start.path)):
+        raise ValueError(f"{settings.start} has changed since the run in {folder.path} began{detail}: start a new run")
 
 
 def check_new(folder: RunFolder) -> None:

@@ -283,7 +283,7 @@ def test_chats_and_replies_have_a_repr_of_one_line(model: Any, tokenizer: Tokeni
     assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
     assert str(reply) == reply.text
     kind = type(model).__name__
-    assert repr(chat).startswith(f"<Chat with {kind}, 1 messages with replies, system prompt 'Be brief. Be brief.")
+    assert repr(chat).startswith(f"<Chat with {kind}, 1 message with replies, system prompt 'Be brief. Be brief.")
     assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
     assert len(repr(chat.turns)) < 300
 

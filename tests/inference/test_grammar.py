@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minhub_py import Chat, gpt2
-from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
+from minhub_py.checkpoints.tokenizers.tokenizer import characters, train_byte_level_bpe
 from minhub_py.inference.grammar import GrammarError, Vocabulary
 
 LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
@@ -41,6 +41,7 @@ def wide(count: int) -> dict[str, Any]:
         ({"$ref": "#"}, "unsupported JSON schema: no JSON text satisfies it"),
         ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "no JSON text satisfies it"),
         ({"enum": []}, "Unsatisfiable schema"),
+        ({"type": "string", "pattern": "("}, "regex parse error: unclosed group"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable schema"),
         ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, "unsupported JSON schema: Schema intersection"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
@@ -62,6 +63,12 @@ def test_schemas_that_are_refused(vocabulary: Vocabulary, schema: Any, message: 
         vocabulary.grammar(schema)
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
+
+
+def test_the_message_for_an_unsupported_tokenizer_names_supported_ones() -> None:
+    tokenizer = characters(["a", "b"])
+    with pytest.raises(ValueError, match=r"^replies in JSON require a byte-level tokenizer \(.*use another model$"):
+        Vocabulary(tokenizer, tokenizer.get_vocab_size(), [0])
 
 
 @pytest.mark.parametrize(

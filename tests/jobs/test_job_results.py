@@ -251,7 +251,7 @@ def test_double_space_is_rejected_before_the_computation(tmp_path: Path, row: di
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ("score", "minhub/shakespeare-gpt2", file, "--target", "word", "--out", out)
     error = fail(*command)
-    assert f"{file}, row 3: {message}, and sep is a space" in error
+    assert f"{file}, row 3: {message}, and --sep is a space" in error
     assert not Parts(out).folder.exists()
     assert "2 rows" not in done(*command, "--sep", "")
     assert "--sep joins a text and its target: add --target" in fail(*command[:3], "--sep", "", status=2)

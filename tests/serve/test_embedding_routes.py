@@ -449,6 +449,26 @@ def test_a_failing_text_ends_its_own_request_only(encoder: ServedModel) -> None:
     assert not engine.thread.is_alive()
 
 
+def test_changed_weights_are_used(folder: Path) -> None:
+    """R's load_state_dict() replaces the weights of a served model."""
+    model = from_pretrained(folder)
+    engine, results = EncoderEngine(model, MAX_LENGTH), SimpleQueue[list[torch.Tensor]]()
+
+    def states() -> torch.Tensor:
+        engine.submit(EncoderRequest([Input([2, 40, 3], [0] * 3)], lambda x, _: x.clone(), results.put))
+        return results.get(timeout=60)[0]
+
+    before = states()
+    for weight in model.parameters():
+        weight.data = weight.data * 0.5
+    after = states()
+    engine.close()
+    engine = EncoderEngine(model, MAX_LENGTH)
+    assert torch.equal(after, states())
+    assert not torch.equal(after, before)
+    engine.close()
+
+
 def test_a_full_queue_is_refused_with_429(encoder: ServedModel) -> None:
     blocked, started = Event(), Event()
 

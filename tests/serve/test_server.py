@@ -120,6 +120,34 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
         assert http.get("/health").status_code == 200
 
 
+def test_changed_weights_are_used_without_the_cached_prefixes(folder: Path) -> None:
+    """R's load_state_dict() replaces the weights of a served model, and PyTorch changes weights in place."""
+    one = served("one", folder)
+    ids = list(range(5, 45))
+    with (
+        BackgroundServer(Server(Models([one])), grace=0.1) as address,
+        httpx2.Client(base_url=address, timeout=60) as http,
+    ):
+
+        def text() -> str:
+            body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
+            return http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+
+        texts = [text()]
+        assert text() == texts[0] == alone(one, ids, 12, 0, temperature=0)
+        for change in (
+            lambda weight: setattr(weight, "data", weight.data.flip(0)),
+            lambda weight: weight.data.copy_(weight.data.flip(-1)),
+        ):
+            with torch.no_grad():
+                for weight in one.model.parameters():
+                    change(weight)
+                    weight.add_(0)  # raises the version: `data` has its own
+            texts.append(text())
+            assert texts[-1] == alone(one, ids, 12, 0, temperature=0)
+    assert len(set(texts)) == 3
+
+
 def test_a_full_queue_is_status_429_and_a_timeout_503(folder: Path) -> None:
     busy = served("busy", folder, batch_size=1, queue_size=1)
     step = busy.engine._step

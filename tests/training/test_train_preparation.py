@@ -153,6 +153,26 @@ def test_resume_rejects_a_changed_model_to_fine_tune(tmp_path: Path, text: Path)
     assert json.loads((folder / "tokens" / "tokens.json").read_text())["start"]
 
 
+def test_resume_rejects_a_changed_model_after_the_text_was_encoded(tmp_path: Path, text: Path) -> None:
+    """The new model may have another tokenizer, so that the token IDs are wrong."""
+    source, folder = tmp_path / "source", tmp_path / "run"
+    sizes: dict[str, Any] = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    save_pretrained(gpt2(**sizes), source, characters(sorted(set(TEXT))))
+    settings = {"start": str(source), "steps": 2, "batch": 4, "threads": 1}
+    train(text, folder, listener=Notes(0), **settings)
+    # The state of a process that was killed after tokens.json and before settings.json.
+    (folder / "tokens" / "begun.json").write_text(json.dumps(
+        {"settings": json.loads((folder / "settings.json").read_text()),
+         "texts": [[str(text), text.stat().st_size, text.stat().st_mtime_ns]]}
+    ))  # fmt: skip
+    for path in folder.iterdir():
+        if path.name != "tokens":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    save_pretrained(gpt2(**sizes), source, characters(sorted(set(TEXT), reverse=True)))
+    with pytest.raises(ValueError, match="source has changed since the run .* began: start a new run"):
+        resume(folder)
+
+
 class Pause(Listener):
     """Reports its first step through a pipe and waits for a reply."""
 
