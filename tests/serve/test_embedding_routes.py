@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event
 
 import httpx2
@@ -449,9 +450,9 @@ def test_a_failing_text_ends_its_own_request_only(encoder: ServedModel) -> None:
     assert not engine.thread.is_alive()
 
 
-def test_changed_weights_are_used(folder: Path) -> None:
+def test_changed_weights_are_used(tmp_path: Path) -> None:
     """R's load_state_dict() replaces the weights of a served model."""
-    model = from_pretrained(folder)
+    model = from_pretrained(write_sentence_encoder(tmp_path / "mini", MAX_LENGTH))
     engine, results = EncoderEngine(model, MAX_LENGTH), SimpleQueue[list[torch.Tensor]]()
 
     def states() -> torch.Tensor:
