@@ -31,6 +31,16 @@ test_that("the functions for masked models have transformers' and pangoling's va
   expect_false(isTRUE(all.equal(case$pll[[1L]], case$pll[[2L]])))
 })
 
+test_that("results equal those of pangoling itself", {
+  all <- encoder_reference()
+  case <- all$pangoling
+  model <- from_pretrained(file.path(all$folder, "pangoling"))
+  expect_near(masked_logprobs(model, case$contexts, case$targets, case$after), case$targets_logprob)
+  found <- masked_tokens(model, case$texts, n = ncol(case$logprob)) # tests/support/pangoling.py has all tokens in order of their IDs
+  rows <- split(found, interaction(found$mask, found$text, drop = TRUE))
+  expect_near(unname(t(vapply(rows, function(row) row$logprob[order(row$id)], numeric(ncol(case$logprob))))), case$logprob)
+})
+
 test_that("classification and hidden states have transformers' values", {
   all <- encoder_reference()
   case <- all$labels
