@@ -11,9 +11,7 @@ from r_package import WORDS, word_piece_tokenizer
 
 from minhub_py import save_pretrained
 
-NEEDS = 'pangoling in R, and in RETICULATE_PYTHON the path of a Python with PyTorch and transformers 4'
-    'install.packages("pangoling") in R, and RETICULATE_PYTHON, the path of a Python with PyTorch and transformers 4'
-)
+NEEDS = "pangoling in R, and in RETICULATE_PYTHON the path of a Python with PyTorch and transformers 4"
 
 
 @pytest.fixture
