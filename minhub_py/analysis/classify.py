@@ -232,8 +232,10 @@ def classifier(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a sequence classification head."""
     model = model_of(model, call)
     if not isinstance(model, Encoder) or model.config.head != "sequence":
+        solution = "use a checkpoint with an architecture …ForSequenceClassification"
+        if getattr(model.config, "head", None) == "tokens":
+            solution = "use classify_tokens() for its token classification head"
         raise ValueError(
-            f"{call} needs a sequence classification head, which this checkpoint does not have: use a "
-            "checkpoint with an architecture …ForSequenceClassification"
+            f"{call} needs a sequence classification head, which this checkpoint does not have: {solution}"
         )
     return model

@@ -22,12 +22,14 @@ class Input:
     """The token IDs of a text or a pair, with special tokens, and their token types.
 
     prompt: its number of tokens.    removed: number of tokens that were removed because the text is too long.
+    encoding: the tokenizer's encoding of the text without special tokens, if requested.
     """
 
     ids: list[int]
     types: list[int]
     prompt: int = 0
     removed: int = 0
+    encoding: Any = None
 
 
 def inputs_of(
@@ -39,6 +41,7 @@ def inputs_of(
     max_length: int | None = None,
     prompt: str = "",
     only_first: bool = False,
+    encodings: bool = False,
 ) -> Iterator[Input]:
     """The inputs of texts, or of pairs of `texts` and `pairs`, with the tokenizer's special tokens.
 
@@ -69,7 +72,8 @@ def inputs_of(
                         f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
                         f"vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
                     )
-                yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed)
+                kept = encoding if encodings else None
+                yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed, kept)
 
 
 def special_tokens_before(tokenizer: Any) -> int:
