@@ -23,6 +23,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import Encoder
+from minhub_py.system.spelling import call_name
 
 HYPOTHESIS = "This example is {}."
 # Qwen3-Reranker's prompt.
@@ -231,11 +232,16 @@ def scores_of(
 def classifier(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a sequence classification head."""
     model = model_of(model, call)
-    if not isinstance(model, Encoder) or model.config.head != "sequence":
-        solution = "use a checkpoint with an architecture …ForSequenceClassification"
-        if getattr(model.config, "head", None) == "tokens":
-            solution = "use classify_tokens() for its token classification head"
-        raise ValueError(
-            f"{call} needs a sequence classification head, which this checkpoint does not have: {solution}"
-        )
+    check_classifier(model.config, call)
     return model
+
+
+def check_classifier(config: Any, call: str) -> None:
+    """ValueError: the checkpoint has no sequence classification head."""
+    head = getattr(config, "head", None)
+    if head == "sequence":
+        return
+    solution = "use a checkpoint with an architecture …ForSequenceClassification"
+    if head == "tokens":
+        solution = f"use {call_name('entities')} for its token classification head"
+    raise ValueError(f"{call} needs a sequence classification head, which this checkpoint does not have: {solution}")

@@ -53,8 +53,10 @@ def inputs_of(
     limit = min(length for length in (max_length, model.config.context_length, 2**31) if length is not None)
     room = max(limit - tokenizer.num_special_tokens_to_add(pairs is not None), 0)
     prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
-    if prompt:  # the first special token, such as [CLS], counts as the prompt's
-        prompt_tokens += special_tokens_before(tokenizer)
+    if prompt:  # the first special token, such as [CLS], counts as the prompt's, but not the last one, such as [SEP]
+        before = special_tokens_before(tokenizer)
+        has_last = tokenizer.num_special_tokens_to_add(False) > before
+        prompt_tokens = min(prompt_tokens + before, limit - has_last)
     for start in range(0, len(texts), TEXTS):
         batch = [prompt + text for text in texts[start : start + TEXTS]]
         with working(tokenizer):
@@ -135,8 +137,15 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
-    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling."""
-    x = x if settings.include_prompt else x[prompt:]
+    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling.
+
+    If a text is truncated within its prompt and no special token follows, no token remains. As in
+    sentence-transformers, the result is then the first token's hidden state with pooling "cls", and otherwise zeros.
+    """
+    first = 0 if settings.include_prompt else prompt
+    if first >= len(x):
+        return torch.cat([x[0] if mode == "cls" else torch.zeros_like(x[0]) for mode in settings.pooling])
+    x = x[first:]
     parts = []
     for mode in settings.pooling:
         match mode:
@@ -150,8 +159,8 @@ def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
                 parts.append(x.mean(dim=0))
             case "mean_sqrt_len":
                 parts.append(x.sum(dim=0) / len(x) ** 0.5)
-            case "weightedmean":
-                weights = torch.arange(1, len(x) + 1, dtype=x.dtype).unsqueeze(1)
+            case "weightedmean":  # by position, which the prompt's tokens count for
+                weights = torch.arange(first + 1, first + len(x) + 1, dtype=x.dtype).unsqueeze(1)
                 parts.append((x * weights).sum(dim=0) / weights.sum())
     return torch.cat(parts)
 

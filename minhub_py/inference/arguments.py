@@ -50,6 +50,8 @@ def not_a_decoder(config: Any) -> str:
         calls.append("masked")
     elif head == "sequence":
         calls.append("rerank" if len(config.labels) == 1 else "classify")
+    elif head == "tokens":
+        calls.append("entities")
     names = " or ".join(map(call_name, calls))
     return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 
