@@ -12,7 +12,7 @@ from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, encoder_runner
-from minhub_py.models.base import Encoder
+from minhub_py.models.base import Classifier, Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
 
@@ -68,7 +68,7 @@ def inputs_of(
                 pair = None if second is None else second[number]
                 removed = max(len(encoding.ids) + (0 if pair is None else len(pair.ids)) - room, 0)
                 truncate(encoding, pair, room, only_first)
-                encoded = tokenizer.post_process(encoding, pair)
+                encoded = without_padding(tokenizer.post_process(encoding, pair), model)
                 if (largest := max(encoded.ids, default=0)) >= model.config.vocab_size:
                     raise ValueError(
                         f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
@@ -76,6 +76,17 @@ def inputs_of(
                     )
                 kept = encoding if encodings else None
                 yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed, kept)
+
+
+def without_padding(encoding: Any, model: Encoder) -> Any:
+    """An encoding without padding tokens at its end, if the model is a decoder that classifies its last token.
+
+    Tokenizers such as Qwen's append a token that is also the padding token.
+    """
+    if isinstance(model, Classifier):
+        length = next((i for i in range(len(encoding.ids), 1, -1) if encoding.ids[i - 1] != model.pad), 1)
+        encoding.truncate(length)
+    return encoding
 
 
 def special_tokens_before(tokenizer: Any) -> int:
