@@ -106,8 +106,8 @@ def tokens_of(
     for i, x in hidden_states(model, inputs):
         scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().softmax(dim=1).cpu()
         results[i] = [
-            Token(*span, probs, continues)
-            for span, probs, continues in zip(
+            Token(start, end, probs, continues)
+            for (start, end), probs, continues in zip(
                 inputs[i].encoding.offsets, scores[before:].numpy(), continued(tokenizer, inputs[i], texts[i]),
                 strict=False,
             )

@@ -256,6 +256,8 @@ class Classifier(Encoder):
     Padding tokens at the end of a text are ignored, also without a mask.
     """
 
+    lm_head: nn.Linear | None
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         self.lm_head = None
@@ -272,7 +274,7 @@ class Classifier(Encoder):
         """The embedding of tokens, which the head does not use."""
         return self.embed_tokens  # type: ignore[return-value]
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Scores (B, labels). See `Encoder.forward`; a text has no token types."""

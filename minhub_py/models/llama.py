@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
@@ -131,7 +131,7 @@ class Llama(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
 
     def steps(self) -> Iterator[Step]:
