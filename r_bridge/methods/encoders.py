@@ -79,15 +79,14 @@ def classify(
 
 
 def classify_tokens(
-    session: Session, model: Model, texts: Any, aggregation: Any, ignore: Any, tokenizer: Tokenizer | None
+    session: Session, model: Model, texts: Any, aggregation: str, ignore: Any, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and the labels."""
     from minhub_py.analysis.token_labels import classify_tokens as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    columns = compute(
-        model.module, tok, texts, aggregation=aggregation, ignore=tuple(ignore or ()), progress=session.progress
-    )
+    settings: Any = {"aggregation": aggregation, "ignore": tuple(ignore or ())}
+    columns = compute(model.module, tok, texts, **settings, progress=session.progress)
     labels = model.module.config.labels
     if aggregation != "none":
         labels = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels))

@@ -353,7 +353,7 @@ test_that("masked tokens are summarized and plotted by mask", {
   expect_equal(summed$together, colSums(matrix(found$prob, 3L)))
   expect_named(summary(masked_tokens(model, "[MASK]")), c("mask", "token", "prob", "tokens", "together"))
   expect_true(length(drawn(plot(found))) > 0L)
-  expect_refused(plot(found[0, ]), "there is no token to plot")
+  expect_error(plot(found[0, ]), "there is no token to plot")
 })
 
 test_that("texts beyond the maximum length have no result and one warning", {
