@@ -210,7 +210,7 @@ def pll(
     names of files, the texts are their rows.
 
     \b
-      minhub pll MODEL "The keys are here." "The keys is here."
+      minhub pll MODEL "The keys are here." "A key are."
       minhub pll MODEL in.csv --tokens --out out.csv
 
     With --out, the new columns are `tokens`, `logprob` and `perplexity`, or with --tokens `token_n`, `token` and
