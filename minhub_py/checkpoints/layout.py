@@ -39,10 +39,11 @@ EMBEDDING_FILES = (
     "config_sentence_transformers.json",
     *TRANSFORMER_SETTINGS,
     "1_Pooling/config.json",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "3_Dense/config.json",
-    "3_Dense/model.safetensors",
+    *(
+        f"{folder}/{name}"
+        for folder in ("2_Dense", "3_Dense")
+        for name in ("config.json", "model.safetensors", "pytorch_model.bin")
+    ),
 )
 # In download order, before config.json and the weights: a folder with config.json has all of these, and a folder with
 # all weights is complete. Offline calls, which cannot ask the Hub for the list of files, rely on this order.

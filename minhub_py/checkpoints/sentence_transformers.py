@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
-from minhub_py.checkpoints.storage import read_json, read_object
+from minhub_py.checkpoints.storage import open_pickle, read_json, read_object
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.
@@ -36,6 +36,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }  # fmt: skip
+DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 ACTIVATION_CLASSES = {
     "Identity": "torch.nn.modules.linear.Identity",
     **{name: f"torch.nn.modules.activation.{name}" for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")},
@@ -194,10 +195,12 @@ def read_dense(folder: Path) -> Dense:
     name = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ValueError(f"{folder / 'config.json'} has activation {brief(name)}, which is not supported")
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: download the repository again, or convert pytorch_model.bin")
-    tensors = load_file(path)
+    path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again")
+    tensors = load_file(path) if path.suffix == ".safetensors" else open_pickle(path)
+    if "linear.weight" not in tensors:
+        raise ValueError(f"{path} has no linear.weight: download the repository again")
     bias = tensors.get("linear.bias")
     return Dense(
         tensors["linear.weight"].float(), None if bias is None else bias.float(), name,

@@ -25,17 +25,18 @@ texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT.
 @click.option("-n", "--top", type=click.IntRange(min=1), metavar="N",
               help="Number of texts to print.  [default: all]")  # fmt: skip
 @click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid.")
+@click.option("--instruction", metavar="TEXT", help="For Qwen3-Reranker: the task of retrieval.  [default: web search]")
 @jobs.table_options()
 @loading_options
 @json_option
 def rerank(
-    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, revision: str, device: str,
-    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, instruction: str | None,
+    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Sort texts by their relevance for QUERY.
 
-    MODEL is a cross-encoder. Prints the TEXTs, the most relevant one first; INDEX counts them from 0. If the
-    arguments are names of files, the texts are their rows.
+    MODEL is a cross-encoder or Qwen3-Reranker. Prints the TEXTs, the most relevant one first; INDEX counts them from 0.
+    If the arguments are names of files, the texts are their rows.
 
     \b
       minhub rerank MODEL cars "A fast car." "A slow train."
@@ -49,7 +50,7 @@ def rerank(
     if options["out"]:
         if top is not None:
             raise click.UsageError("--top is for printed texts: remove it, or --out.")
-        settings = {"query": query, "raw_scores": raw_scores}
+        settings = {"query": query, "raw_scores": raw_scores, "instruction": instruction}
         jobs.run("rerank", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
         return
     rows = read_texts(texts, column, options)
@@ -58,7 +59,9 @@ def rerank(
 
     network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
     with progress_bar("Reranking", "tokens") as update:
-        columns = rerank_texts(network, tokenizer, query, rows, k=top, raw_scores=raw_scores, progress=update)
+        columns = rerank_texts(
+            network, tokenizer, query, rows, k=top, raw_scores=raw_scores, instruction=instruction, progress=update
+        )
     results = [
         {"index": index, "score": score, "text": rows[index]}
         for index, score in zip(plain(columns["text"]), plain(columns["score"]), strict=True)

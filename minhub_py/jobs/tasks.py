@@ -194,11 +194,15 @@ def classify(
     return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
 
 
-def rerank(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool) -> list[Results]:
+def rerank(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool, instruction: str | None
+) -> list[Results]:
     """The relevance of each text for the query."""
     from minhub_py.analysis.classify import rerank as rerank_texts
 
-    columns = rerank_texts(model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores)
+    columns = rerank_texts(
+        model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores, instruction=instruction
+    )
     scores = dict(zip(columns["text"].tolist(), plain(columns["score"]), strict=True))
     return [[{"score": scores[number]}] for number in range(len(texts))]
 

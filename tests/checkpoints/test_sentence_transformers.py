@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from encoders import write_sentence_encoder
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from minhub_py import embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
 from minhub_py.analysis.encoders import pooled
@@ -32,11 +32,28 @@ def write_dense(folder: Path, number: int, rows: int, columns: int, activation: 
     }))  # fmt: skip
 
 
-@pytest.fixture(params=["mean", "several", "dense", "prompt"])
+def write_kinds(folder: Path, *kinds: str) -> None:
+    """modules.json with these modules after the pooling."""
+    paths = [("Transformer", ""), ("Pooling", "1_Pooling"), *((kind, f"{i}_{kind}") for i, kind in enumerate(kinds, 2))]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(paths)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+@pytest.fixture(params=["mean", "several", "dense", "bin", "prompt"])
 def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     folder = write_sentence_encoder(tmp_path / "repository", max_length=32)
     settings: dict[str, Any] = {"word_embedding_dimension": 48}
-    if request.param == "mean":
+    if request.param == "bin":  # the weights of the dense layer as in old repositories
+        settings |= {"pooling_mode_mean_tokens": True}
+        write_dense(folder, 2, 20, 48, "torch.nn.modules.activation.Tanh", bias=True)
+        tensors = load_file(folder / "2_Dense" / "model.safetensors")
+        torch.save(tensors, folder / "2_Dense" / "pytorch_model.bin")
+        (folder / "2_Dense" / "model.safetensors").unlink()
+        write_kinds(folder, "Dense", "Normalize")
+    elif request.param == "mean":
         settings |= {"pooling_mode_mean_tokens": True}
     elif request.param == "several":  # in an order that the old names cannot express
         settings |= {"pooling_mode": ["weightedmean", "cls", "mean_sqrt_len_tokens"], "embedding_dimension": 48}
@@ -50,12 +67,7 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         settings |= {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
         write_dense(folder, 2, 20, 96, "torch.nn.modules.activation.Tanh", bias=True)
         write_dense(folder, 3, 20, 20, "torch.nn.modules.linear.Identity", bias=False, use_residual=True)
-        kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Dense": "Dense",
-                 "4_Normalize": "Normalize"}  # fmt: skip
-        (folder / "modules.json").write_text(json.dumps([
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate(kinds.items())
-        ]))  # fmt: skip
+        write_kinds(folder, "Dense", "Dense", "Normalize")
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     return folder
 

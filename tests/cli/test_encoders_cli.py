@@ -142,6 +142,12 @@ def test_rerank_prints_the_most_relevant_text_first(cross_encoder: str, tmp_path
     )
 
 
+def test_an_instruction_is_for_decoders(cross_encoder: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    for arguments in ([TEXTS[0]], [file, "--out", str(tmp_path / "out.csv")]):
+        assert "this model is an encoder" in failed("rerank", cross_encoder, "cat", *arguments, "--instruction", "Find")
+
+
 def test_rerank_jobs_keep_the_order_of_the_rows(cross_encoder: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "in.csv", text=[TEXTS[0], "", *TEXTS[1:]])
     done("rerank", cross_encoder, "cat", file, "--out", str(tmp_path / "out.csv"))
