@@ -64,10 +64,10 @@ def classify(
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one value per text: label (the most likely; None for a missing text), prob, and one column of
-        probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the labels; for one label,
-        for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid. For a regression head
-        the columns are the scores.
+        Columns with one value per text: label (the most likely; None for a missing text, or a text without tokens),
+        prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the
+        labels; for one label, for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid.
+        For a regression head the columns are the scores.
 
     Raises:
         ValueError: The model has no sequence classification head; with `labels`, it has no label that begins with
@@ -86,7 +86,8 @@ def classify(
     result[present] = values.numpy().reshape(len(present), len(names))
     best: list[str | None] = [None] * len(rows)
     for number in present:
-        best[number] = names[int(result[number].argmax())]
+        if not np.isnan(result[number]).any():
+            best[number] = names[int(result[number].argmax())]
     columns: Columns = {"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])}
     return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
 
@@ -235,12 +236,14 @@ def scores_of(
 
 @torch.inference_mode()
 def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress | None) -> Tensor:
-    """Scores (N, labels), float32, of inputs."""
-    scores = torch.empty(len(inputs), len(model.config.labels))
+    """Scores (N, labels), float32, of inputs. NaN for an input without tokens."""
+    scores = torch.full((len(inputs), len(model.config.labels)), torch.nan)
+    numbers = [number for number, row in enumerate(inputs) if row.ids]
+    inputs = [inputs[number] for number in numbers]
     parameter = next(model.parameters())
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores[i] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        scores[numbers[i]] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
         processed += len(x)
         if progress is not None:
             progress(processed, total)

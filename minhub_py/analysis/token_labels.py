@@ -99,19 +99,22 @@ def tokens_of(
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
-    inputs = list(inputs_of(model, tokenizer, texts, max_length=max_length, encodings=True))
+    rows = enumerate(inputs_of(model, tokenizer, texts, max_length=max_length, encodings=True))
+    numbered = [(number, row) for number, row in rows if row.ids]
+    inputs = [row for _, row in numbered]
     before, parameter = special_tokens_before(tokenizer), next(model.parameters())
     results: list[list[Token]] = [[] for _ in texts]
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
         scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().softmax(dim=1).cpu()
-        results[i] = [
+        number, row = numbered[i]
+        columns = row.encoding.offsets, scores[before:].numpy(), continued(tokenizer, row, texts[number])
+        results[number] = [
             Token(start, end, probs, continues)
             for (start, end), probs, continues in zip(
-                inputs[i].encoding.offsets, scores[before:].numpy(), continued(tokenizer, inputs[i], texts[i]),
-                strict=False,
-            )
-        ]  # fmt: skip
+                *columns, strict=False
+            )  # `probs` has those of last special tokens
+        ]
         processed += len(x)
         if progress is not None:
             progress(processed, total)

@@ -102,6 +102,9 @@ def test_missing_and_long_texts(wordpiece: Any) -> None:
     assert counts == [0, 3, 0, 62]
     alone = classify_tokens(model, tokenizer, [TEXTS[1]], aggregation="none", ignore=())
     assert columns["label"][:3] == alone["label"]
+    bare = Tokenizer.from_str(tokenizer.to_str())
+    bare.post_processor = processors.ByteLevel()
+    assert classify_tokens(model, bare, [" ", "a dog"], aggregation="none", ignore=())["text"].tolist() == [1, 1]
     assert {name: len(values) for name, values in classify_tokens(model, tokenizer, []).items()} == dict.fromkeys(
         ("text", "word", "start", "end", "label", "prob"), 0
     )

@@ -21,6 +21,8 @@ from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
 from minhub_py.inspection import inspect, verify
 from minhub_py.models.base import Classifier
+from minhub_py.registry import architecture_of
+from minhub_py.training.settings import Settings
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 60, "pad_token_id": 0,
@@ -148,6 +150,13 @@ def test_a_language_model_is_not_a_classifier(tmp_path: Path) -> None:
         minhub_py.from_pretrained(tmp_path)
 
 
+def test_training_refuses_a_classifier(pair: tuple[Any, Any, Path]) -> None:
+    _, model, folder = pair
+    architecture = architecture_of(model.config.model_type)
+    with pytest.raises(ValueError, match=r"train\(\) needs a model that predicts the next token"):
+        Settings(start=str(folder)).tuned_config(architecture, model.config)
+
+
 # Texts
 
 
@@ -188,6 +197,9 @@ def test_classify_equals_transformers(make: Any, tokenizer: Tokenizer) -> None:
     np.testing.assert_allclose(probs, expected.softmax(dim=1).numpy(), atol=1e-5)
     assert not np.isnan(classify(model, tokenizer, TEXTS)["prob"]).any()
     assert embed(model, tokenizer, TEXTS).shape == (4, 32)
+    bare = Tokenizer.from_str(tokenizer.to_str())
+    bare.post_processor = processors.ByteLevel()
+    assert classify(model, bare, ["", TEXTS[0]])["label"] == [None, columns["label"][0]]  # a text without tokens
     with pytest.raises(ValueError, match=r"this Llama has a classification head, .* or classify\(\)"):
         generate(model, [[1, 2]], 3)
 
