@@ -113,7 +113,7 @@ def tokens_of(
             Token(start, end, probs, continues)
             for (start, end), probs, continues in zip(
                 *columns, strict=False
-            )  # `probs` has those of last special tokens
+            )  # without the last special tokens
         ]
         processed += len(x)
         if progress is not None:
