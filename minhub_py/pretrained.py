@@ -400,8 +400,8 @@ def save_pretrained(
     """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 
     transformers loads the folder, and sentence-transformers a model that comes from its repositories. The tensors are
-    bitwise identical to the model's. generation_config.json is saved if the model has one. Files of a previous model
-    in the folder are deleted, and those of a previous tokenizer if a tokenizer is given.
+    bitwise identical to the model's. generation_config.json is saved if the model has one. The files of a previous
+    model in the folder are deleted, and the files of a previous tokenizer if a tokenizer is given.
 
     Args:
         model: A model of this package that is not quantized.

@@ -103,7 +103,7 @@ def predict_masks(
 
 
 def warn_truncated(model: Encoder, numbers: Sequence[int], what: str) -> None:
-    """Warn about texts of which a part is beyond the maximum length."""
+    """Warn about texts with a part beyond the maximum length."""
     if numbers:
         names = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
         warnings.warn(f"no result for {what} beyond {limit_of(model)}, in text {names}: shorten the text", stacklevel=3)

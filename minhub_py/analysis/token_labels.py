@@ -55,8 +55,8 @@ def classify_tokens(
         texts: Texts; None for a missing text. Longer texts are truncated at the maximum length.
         aggregation: How to join tokens, as in transformers' pipeline. "simple" joins adjacent tokens of one label,
             without its prefix B- or I-, unless a label begins with B-. "first", "average" and "max" do the same with
-            words, whose label is that of the first token, of the mean of the probabilities, or of the token with the
-            largest probability. "none" returns each token.
+            words: a word has the label of its first token, the most likely label of its mean probabilities, or the
+            label with the largest probability. "none" returns each token.
         ignore: Labels to leave out. "O" is the label of tokens outside of all entities.
         progress: Called with the number of processed tokens and the total.
 
@@ -111,9 +111,7 @@ def tokens_of(
         columns = row.encoding.offsets, scores[before:].numpy(), continued(tokenizer, row, texts[number])
         results[number] = [
             Token(start, end, probs, continues)
-            for (start, end), probs, continues in zip(
-                *columns, strict=False
-            )  # without the last special tokens
+            for (start, end), probs, continues in zip(*columns, strict=False)  # without the last special tokens
         ]
         processed += len(x)
         if progress is not None:

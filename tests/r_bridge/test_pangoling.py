@@ -1,4 +1,4 @@
-"""The results of the R package pangoling in tests/support/pangoling.py, with which R's tests compare ours."""
+"""The stored results of the R package pangoling (tests/support/pangoling.py), which R's tests use."""
 
 import os
 import shutil

@@ -76,9 +76,10 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
 #'   `text`. A text that is `NA` has no rows.
 #' @param aggregation How to join tokens. `"simple"` joins adjacent tokens of one
 #'   label, without its prefix `B-` or `I-`, unless a label begins with `B-`.
-#'   `"first"`, `"average"` and `"max"` do the same with words, whose label is
-#'   that of the first token, of the mean of the probabilities, or of the token
-#'   with the largest probability. `"none"` returns each token.
+#'   `"first"`, `"average"` and `"max"` do the same with words: a word has
+#'   the label of its first token, the most likely label of its mean
+#'   probabilities, or the label with the largest probability. `"none"` returns
+#'   each token.
 #' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
 #'   entities.
 #' @returns A data frame with one row per entity, in the order of the texts, and

@@ -124,7 +124,7 @@ mask_labels <- function(x) {
 #'   frame, it returns the data frame with the columns `tokens` (the number of
 #'   tokens of the target), `logprob`, and `surprisal` (`-log2` of the
 #'   probability, in bits). The result of a target that is `NA` or `""` is `NA`,
-#'   and that of a target beyond the maximum length of the model, with a warning.
+#'   and so is a target beyond the maximum length of the model, with a warning.
 #'
 #'   `pseudo_logprobs()` returns a data frame of class `minhub_token_logprobs` with
 #'   one row per token (without special tokens) and the columns `text`,
