@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
+    from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
     from minhub_py.chat.conversation import Chat as Chat
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
@@ -106,6 +107,7 @@ _HOMES = {
     "masked_logprobs": "analysis.masked",
     "pseudo_logprobs": "analysis.masked",
     "classify": "analysis.classify",
+    "classify_tokens": "analysis.token_labels",
     "rerank": "analysis.classify",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",

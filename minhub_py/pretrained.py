@@ -3,6 +3,7 @@
 Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
-from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
+from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
+from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 from minhub_py.config import build, changed, read
 from minhub_py.distributed.process_group import ProcessGroup, connect
@@ -397,8 +399,9 @@ def save_pretrained(
 ) -> None:
     """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 
-    transformers loads the folder. The tensors are bitwise identical to the model's. Files of a previous tokenizer in
-    the folder are deleted if a tokenizer is given.
+    transformers loads the folder, and sentence-transformers a model that comes from its repositories. The tensors are
+    bitwise identical to the model's. generation_config.json is saved if the model has one. The files of a previous
+    model in the folder are deleted, and the files of a previous tokenizer if a tokenizer is given.
 
     Args:
         model: A model of this package that is not quantized.
@@ -421,12 +424,20 @@ def save_pretrained(
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
     settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
-    companions = None
+    companions: dict[str, bytes] = {}
+    outdated = ["generation_config.json", *EMBEDDING_FILES]
+    if own.generation_config:
+        companions["generation_config.json"] = json.dumps(dict(own.generation_config), indent=2).encode()
+    if own.embedding_settings is not None:
+        companions |= embedding_files(own.embedding_settings, getattr(config, "hidden_size"))  # noqa: B009
     if tokenizer is not None:
         from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
 
-        companions = tokenizer_files(tokenizer)
-    write_checkpoint(Path(folder), tensors, settings, companions=companions, max_shard_size=max_shard_size)
+        companions |= tokenizer_files(tokenizer)
+        outdated += TOKENIZER_FILES
+    write_checkpoint(
+        Path(folder), tensors, settings, companions=companions, outdated=outdated, max_shard_size=max_shard_size
+    )
 
 
 def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:

@@ -48,6 +48,7 @@ class Architecture:
     module: str = ""  # if several architectures share a module: its name
     is_encoder: bool = False  # a text encoder, which predicts no next token
     bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
+    classifier_class: str = ""  # of a decoder: name of the class for a config with a sequence classification head
 
     @property
     def trainable(self) -> bool:
@@ -74,9 +75,11 @@ class Architecture:
         return getattr(self._module, self.classes[1])
 
     def model_class(self, config: "ModelConfig") -> "type[LanguageModel]":
-        """The nn.Module of a config: `Model`, or a text encoder for a config with bidirectional attention."""
+        """The nn.Module of a config: `Model`, or a class for bidirectional attention or classification."""
         if self.bidirectional_class and getattr(config, "bidirectional", False):
             return getattr(self._module, self.bidirectional_class)
+        if self.classifier_class and getattr(config, "head", None) == "sequence":
+            return getattr(self._module, self.classifier_class)
         return self.Model
 
     def new(self, config: "ModelConfig") -> "LanguageModel":
@@ -185,13 +188,13 @@ ARCHITECTURES = {
             presets=published.LLAMA,
             names={"llama": ("llama",), "mistral": ("mistral",), "ministral": ("ministral", "ministral3"),
                    "qwen2": ("qwen2",), "qwen3": ("qwen3",)},
-            wrappers=("mistral3",),
+            wrappers=("mistral3",), classifier_class="LlamaClassifier",
         ),
         Architecture(
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
-            bidirectional_class="EmbeddingGemma",
+            bidirectional_class="EmbeddingGemma", classifier_class="GemmaClassifier",
         ),
         Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),

@@ -34,6 +34,7 @@ class RSpelling(Spelling):
         "masked": "masked_tokens()",
         "classify": "classify_texts()",
         "rerank": "rerank()",
+        "entities": "classify_tokens()",
     }
 
     def setting(self, name: str, value: Any = None) -> str:

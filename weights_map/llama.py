@@ -32,6 +32,7 @@ table = Table(
         Row("model.layers.{}.mlp.down_proj.bias", "layers.{}.mlp.down_proj.bias", same, optional=True),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # The rotary frequencies, which old checkpoints store as weights.
         Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
         # The other parts of a multimodal file (mistral3).

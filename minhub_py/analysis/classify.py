@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.encoders import hidden_states, inputs_of
+from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.surprisal import Columns, as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
 from minhub_py.inference.generate import check_prompts
-from minhub_py.models.base import Encoder
+from minhub_py.models.base import Classifier, Encoder
+from minhub_py.system.spelling import call_name
 
 HYPOTHESIS = "This example is {}."
 # Qwen3-Reranker's prompt.
@@ -54,7 +55,7 @@ def classify(
     entailment of `hypothesis` with the label, given the text.
 
     Args:
-        model: An encoder with a sequence classification head.
+        model: An encoder or decoder with a sequence classification head.
         tokenizer: The model's tokenizer.
         texts: Texts; None for a missing text.
         labels: Labels for zero-shot classification. Default: the labels of the checkpoint.
@@ -63,10 +64,10 @@ def classify(
         progress: Called with the number of processed tokens and the total.
 
     Returns:
-        Columns with one value per text: label (the most likely; None for a missing text), prob, and one column of
-        probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the labels; for one label,
-        for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid. For a regression head
-        the columns are the scores.
+        Columns with one value per text: label (the most likely; None for a missing text, or a text without tokens),
+        prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the
+        labels; for one label, for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid.
+        For a regression head the columns are the scores.
 
     Raises:
         ValueError: The model has no sequence classification head; with `labels`, it has no label that begins with
@@ -85,7 +86,8 @@ def classify(
     result[present] = values.numpy().reshape(len(present), len(names))
     best: list[str | None] = [None] * len(rows)
     for number in present:
-        best[number] = names[int(result[number].argmax())]
+        if not np.isnan(result[number]).any():
+            best[number] = names[int(result[number].argmax())]
     columns: Columns = {"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])}
     return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
 
@@ -131,12 +133,13 @@ def rerank(
         rerank(model, tokenizer, "How many people live in Berlin?", texts, k=3)
 
     Args:
-        model: An encoder with a sequence classification head of one label, or a decoder such as Qwen3-Reranker.
+        model: An encoder or decoder with a sequence classification head of one label, or Qwen3-Reranker.
         tokenizer: The model's tokenizer.
         query: The query.
         texts: Texts.
         k: Number of texts to return; default: all.
-        instruction: For a decoder: the task of retrieval. Default: web search.
+        instruction: For Qwen3-Reranker: the task of retrieval. Default: web search. With a classification head, the
+            texts are in its prompt only if an instruction is given, and otherwise a plain pair with the query.
         raw_scores: Whether to return scores before the sigmoid.
         progress: Called with the number of processed tokens and the total.
 
@@ -159,9 +162,13 @@ def rerank(
                 f"rerank() needs a cross-encoder with one label, not {len(model.config.labels)}: use classify(), or "
                 "similarity() of embeddings"
             )
-        if instruction is not None:
+        if instruction is None:
+            scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
+        elif isinstance(model, Classifier):
+            prompts = reranker_prompts(model, tokenizer, query, rows, instruction)
+            scores = scores_of_inputs(model, [Input(ids, [0] * len(ids)) for ids in prompts], progress)[:, 0]
+        else:
             raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
-        scores = scores_of(model, tokenizer, [query] * len(rows), rows, progress)[:, 0]
     scores = scores if raw_scores else scores.sigmoid()
     order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
     return {
@@ -175,9 +182,24 @@ def answers(
     model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str, progress: Progress | None
 ) -> Tensor:
     """logit("yes") - logit("no") after the prompt with each text, (N,). Long texts are truncated."""
+    prompts = check_prompts(model, reranker_prompts(model, tokenizer, query, texts, instruction))
+    yes, no = tokenizer.token_to_id("yes"), tokenizer.token_to_id("no")
+    scores = torch.empty(len(prompts))
+
+    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
+        scores[numbers] = (logits[rows, yes].float() - logits[rows, no].float()).cpu()
+
+    predict(model, [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts], consume, progress)
+    return scores
+
+
+def reranker_prompts(model: Any, tokenizer: Any, query: str, texts: Sequence[str], instruction: str) -> list[list[int]]:
+    """The token IDs of Qwen3-Reranker's prompt with each text. Long texts are truncated.
+
+    ValueError: the tokenizer lacks tokens of the prompt.
+    """
     check_tokenizer(tokenizer, "encode_batch")
-    yes, no, turn = (tokenizer.token_to_id(token) for token in ("yes", "no", "<|im_start|>"))
-    if yes is None or no is None or turn is None:
+    if any(tokenizer.token_to_id(token) is None for token in ("yes", "no", "<|im_start|>")):
         raise ValueError(
             "rerank() needs a cross-encoder, or a decoder whose tokenizer has the tokens <|im_start|>, yes and no, "
             "such as Qwen3-Reranker"
@@ -189,14 +211,7 @@ def answers(
         encoded = tokenizer.encode_batch(
             [PROMPT[1].format(instruction, query, text) for text in texts], add_special_tokens=False
         )
-    prompts = check_prompts(model, [[*head, *encoding.ids[:room], *tail] for encoding in encoded])
-    scores = torch.empty(len(prompts))
-
-    def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
-        scores[numbers] = (logits[rows, yes].float() - logits[rows, no].float()).cpu()
-
-    predict(model, [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts], consume, progress)
-    return scores
+    return [[*head, *encoding.ids[:room], *tail] for encoding in encoded]
 
 
 def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
@@ -208,7 +223,6 @@ def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
     return scores.softmax(dim=1)
 
 
-@torch.inference_mode()
 def scores_of(
     model: Encoder, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, progress: Progress | None,
     *, only_first: bool = False,
@@ -217,11 +231,19 @@ def scores_of(
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
     inputs = list(inputs_of(model, tokenizer, texts, pairs, max_length=max_length, only_first=only_first))
-    scores = torch.empty(len(inputs), len(model.config.labels))
+    return scores_of_inputs(model, inputs, progress)
+
+
+@torch.inference_mode()
+def scores_of_inputs(model: Encoder, inputs: Sequence[Input], progress: Progress | None) -> Tensor:
+    """Scores (N, labels), float32, of inputs. NaN for an input without tokens."""
+    scores = torch.full((len(inputs), len(model.config.labels)), torch.nan)
+    numbers = [number for number, row in enumerate(inputs) if row.ids]
+    inputs = [inputs[number] for number in numbers]
     parameter = next(model.parameters())
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
-        scores[i] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
+        scores[numbers[i]] = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().cpu()
         processed += len(x)
         if progress is not None:
             progress(processed, total)
@@ -231,9 +253,16 @@ def scores_of(
 def classifier(model: Any, call: str) -> Any:
     """The model. ValueError: it is not an encoder with a sequence classification head."""
     model = model_of(model, call)
-    if not isinstance(model, Encoder) or model.config.head != "sequence":
-        raise ValueError(
-            f"{call} needs a sequence classification head, which this checkpoint does not have: use a "
-            "checkpoint with an architecture …ForSequenceClassification"
-        )
+    check_classifier(model.config, call)
     return model
+
+
+def check_classifier(config: Any, call: str) -> None:
+    """ValueError: the checkpoint has no sequence classification head."""
+    head = getattr(config, "head", None)
+    if head == "sequence":
+        return
+    solution = "use a checkpoint with an architecture …ForSequenceClassification"
+    if head == "tokens":
+        solution = f"use {call_name('entities')} for its token classification head"
+    raise ValueError(f"{call} needs a sequence classification head, which this checkpoint does not have: {solution}")

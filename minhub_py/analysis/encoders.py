@@ -12,7 +12,7 @@ from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, encoder_runner
-from minhub_py.models.base import Encoder
+from minhub_py.models.base import Classifier, Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
 
@@ -22,12 +22,14 @@ class Input:
     """The token IDs of a text or a pair, with special tokens, and their token types.
 
     prompt: its number of tokens.    removed: number of tokens that were removed because the text is too long.
+    encoding: the tokenizer's encoding of the text without special tokens, if requested.
     """
 
     ids: list[int]
     types: list[int]
     prompt: int = 0
     removed: int = 0
+    encoding: Any = None
 
 
 def inputs_of(
@@ -39,6 +41,7 @@ def inputs_of(
     max_length: int | None = None,
     prompt: str = "",
     only_first: bool = False,
+    encodings: bool = False,
 ) -> Iterator[Input]:
     """The inputs of texts, or of pairs of `texts` and `pairs`, with the tokenizer's special tokens.
 
@@ -50,8 +53,10 @@ def inputs_of(
     limit = min(length for length in (max_length, model.config.context_length, 2**31) if length is not None)
     room = max(limit - tokenizer.num_special_tokens_to_add(pairs is not None), 0)
     prompt_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids) if prompt else 0
-    if prompt:  # the first special token, such as [CLS], counts as the prompt's
-        prompt_tokens += special_tokens_before(tokenizer)
+    if prompt:  # the first special token, such as [CLS], counts as the prompt's, but not the last one, such as [SEP]
+        before = special_tokens_before(tokenizer)
+        has_last = tokenizer.num_special_tokens_to_add(False) > before
+        prompt_tokens = min(prompt_tokens + before, limit - has_last)
     for start in range(0, len(texts), TEXTS):
         batch = [prompt + text for text in texts[start : start + TEXTS]]
         with working(tokenizer):
@@ -63,13 +68,25 @@ def inputs_of(
                 pair = None if second is None else second[number]
                 removed = max(len(encoding.ids) + (0 if pair is None else len(pair.ids)) - room, 0)
                 truncate(encoding, pair, room, only_first)
-                encoded = tokenizer.post_process(encoding, pair)
+                encoded = without_padding(tokenizer.post_process(encoding, pair), model)
                 if (largest := max(encoded.ids, default=0)) >= model.config.vocab_size:
                     raise ValueError(
                         f"the tokenizer does not match the model: it returned token ID {largest}, but the model's "
                         f"vocabulary ends at {model.config.vocab_size - 1}; pass the model's tokenizer"
                     )
-                yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed)
+                kept = encoding if encodings else None
+                yield Input(encoded.ids, encoded.type_ids, prompt_tokens, removed, kept)
+
+
+def without_padding(encoding: Any, model: Encoder) -> Any:
+    """An encoding without padding tokens at its end, if the model is a decoder that classifies its last token.
+
+    Tokenizers such as Qwen's append a token that is also the padding token.
+    """
+    if isinstance(model, Classifier):
+        length = next((i for i in range(len(encoding.ids), 1, -1) if encoding.ids[i - 1] != model.pad), 1)
+        encoding.truncate(length)
+    return encoding
 
 
 def special_tokens_before(tokenizer: Any) -> int:
@@ -131,8 +148,15 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
-    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling."""
-    x = x if settings.include_prompt else x[prompt:]
+    """The pooled hidden states (C',) of a text's hidden states (T, C). prompt: tokens to leave out of the pooling.
+
+    If a text is truncated within its prompt and no special token follows, no token remains. As in
+    sentence-transformers, the result is then the first token's hidden state with pooling "cls", and otherwise zeros.
+    """
+    first = 0 if settings.include_prompt else prompt
+    if first >= len(x):
+        return torch.cat([x[0] if mode == "cls" else torch.zeros_like(x[0]) for mode in settings.pooling])
+    x = x[first:]
     parts = []
     for mode in settings.pooling:
         match mode:
@@ -146,8 +170,8 @@ def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
                 parts.append(x.mean(dim=0))
             case "mean_sqrt_len":
                 parts.append(x.sum(dim=0) / len(x) ** 0.5)
-            case "weightedmean":
-                weights = torch.arange(1, len(x) + 1, dtype=x.dtype).unsqueeze(1)
+            case "weightedmean":  # by position, which the prompt's tokens count for
+                weights = torch.arange(first + 1, first + len(x) + 1, dtype=x.dtype).unsqueeze(1)
                 parts.append((x * weights).sum(dim=0) / weights.sum())
     return torch.cat(parts)
 

@@ -7,6 +7,7 @@ Sources
     The R package pangoling (Nicenboim, Emmerly and Cassani), for the probabilities of targets in context.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ def masked_tokens(
         masked_tokens(model, tokenizer, "The capital of France is [MASK].", n=3)
 
     "[MASK]" is replaced by the tokenizer's mask token. Several masks of a text are predicted
-    independently.
+    independently. A mask beyond the model's maximum length has no rows, and a warning names its text.
 
     Args:
         model: An encoder with a masked-LM head.
@@ -59,17 +60,26 @@ def masked_tokens(
     Raises:
         ValueError: The model has no masked-LM head; a text has no mask; a target is not one token of the vocabulary.
     """
+    rows = [texts] if isinstance(texts, str) else as_texts("texts", texts)
+    columns, truncated = predict_masks(model, tokenizer, rows, n, targets, progress)
+    warn_truncated(model, truncated, "a mask")
+    return columns
+
+
+def predict_masks(
+    model: Any, tokenizer: Any, texts: Sequence[str | None], n: int, targets: Iterable[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Columns, list[int]]:  # fmt: skip
+    """The columns of `masked_tokens`, and the numbers of texts with a mask beyond the maximum length."""
     model = masked_model(model, "masked_tokens()")
     n = min(whole("n", n, 1), model.config.vocab_size)
     mask = mask_of(tokenizer)
-    rows = [texts] if isinstance(texts, str) else as_texts("texts", texts)
-    masked = [(text or "").replace("[MASK]", mask) for text in rows]
+    masked = [(text or "").replace("[MASK]", mask) for text in texts]
+    if without := [number for number, text in enumerate(masked) if mask not in text]:
+        raise ValueError(f"text {without[0]} has no mask: write [MASK] in place of a word")
     inputs = list(inputs_of(model, tokenizer, masked))
     mask_id = tokenizer.token_to_id(mask)
     positions = [(number, i) for number, row in enumerate(inputs) for i, id in enumerate(row.ids) if id == mask_id]
-    without = set(range(len(inputs))) - {number for number, _ in positions}
-    if without:
-        raise ValueError(f"text {min(without)} has no mask: write [MASK] in place of a word")
     target_ids = None if targets is None else [target_id(tokenizer, target) for target in targets]
     logprobs = logprobs_at(model, inputs, positions, progress)  # (masks, V)
     if target_ids is None:
@@ -79,17 +89,29 @@ def masked_tokens(
         chosen = logprobs[:, target_ids]
         values, order = chosen.sort(dim=1, descending=True)
         ids = torch.tensor(target_ids)[order]
-    texts_of_masks = [number for number, _ in positions]
-    masks = [texts_of_masks[:i].count(number) for i, number in enumerate(texts_of_masks)]
+    counts = np.bincount([number for number, _ in positions], minlength=len(masked))
     count = ids.size(1)
-    return {
-        "text": np.repeat(np.array(texts_of_masks, np.int64), count),
-        "mask": np.repeat(np.array(masks, np.int64), count),
+    columns: Columns = {
+        "text": np.repeat(np.array([number for number, _ in positions], np.int64), count),
+        "mask": np.repeat(np.array([i for masks in counts for i in range(masks)], np.int64), count),
         "token": token_strings(tokenizer, ids.flatten().tolist()),
         "id": ids.flatten().numpy(),
         "prob": values.flatten().double().exp().numpy(),
         "logprob": values.flatten().numpy(),
     }
+    return columns, [number for number, text in enumerate(masked) if counts[number] < text.count(mask)]
+
+
+def warn_truncated(model: Encoder, numbers: Sequence[int], what: str) -> None:
+    """Warn about texts with a part beyond the maximum length."""
+    if numbers:
+        names = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+        warnings.warn(f"no result for {what} beyond {limit_of(model)}, in text {names}: shorten the text", stacklevel=3)
+
+
+def limit_of(model: Encoder) -> str:
+    """The maximum length of a text, for messages."""
+    return f"the model's maximum length of {model.config.context_length} tokens"
 
 
 def masked_logprobs(
@@ -119,11 +141,21 @@ def masked_logprobs(
 
     Returns:
         Columns with one value per target: tokens (their number) and logprob (nats). Missing targets have 0 tokens and
-        NaN.
+        NaN. A target beyond the model's maximum length has NaN, and a warning names it.
 
     Raises:
         ValueError: The model has no masked-LM head, or the columns differ in length.
     """
+    columns, truncated = score_targets(model, tokenizer, contexts, targets, after, progress)
+    warn_truncated(model, truncated, "a target")
+    return columns
+
+
+def score_targets(
+    model: Any, tokenizer: Any, contexts: Iterable[str | None], targets: Iterable[str | None],
+    after: Iterable[str | None] | str, progress: Progress | None = None,
+) -> tuple[Columns, list[int]]:  # fmt: skip
+    """The columns of `masked_logprobs`, and the numbers of targets beyond the maximum length."""
     model = masked_model(model, "masked_logprobs()")
     contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
     following = [after] * len(targets) if isinstance(after, str) else as_texts("after", after)
@@ -141,19 +173,21 @@ def masked_logprobs(
         for number in used
     ]
     inputs = list(inputs_of(model, tokenizer, texts))
-    positions, expected, owners = [], [], []
-    for row, number in enumerate(used):
-        masks_of_target = [i for i, id in enumerate(inputs[row].ids) if id == mask_id][: len(ids[number])]
-        positions += [(row, i) for i in masks_of_target]
-        expected += ids[number][: len(masks_of_target)]
-        owners += [number] * len(masks_of_target)
+    positions, expected, owners, truncated = [], [], [], []
     result = np.full(len(targets), np.nan)
+    for row, number in enumerate(used):
+        masks = [i for i, id in enumerate(inputs[row].ids) if id == mask_id][: len(ids[number])]
+        if len(masks) < len(ids[number]):
+            truncated.append(number)
+            continue
+        positions += [(row, i) for i in masks]
+        expected += ids[number]
+        owners += [number] * len(masks)
+        result[number] = 0.0
     if positions:
         values = logprobs_at(model, inputs, positions, progress, expected).double().numpy()
-        for number in used:
-            result[number] = 0.0
         np.add.at(result, owners, values)
-    return {"tokens": np.array([len(tokens) for tokens in ids]), "logprob": result}
+    return {"tokens": np.array([len(tokens) for tokens in ids], np.int64), "logprob": result}, truncated
 
 
 def pseudo_logprobs(
@@ -176,20 +210,33 @@ def pseudo_logprobs(
 
     Returns:
         Columns with one row per token without special tokens: text (its number, from 0), token, id and logprob (nats).
-        The pseudo-log-likelihood of a text is the sum of its rows.
+        The pseudo-log-likelihood of a text is the sum of its rows. A text beyond the model's maximum length has no
+        rows, and a warning names it.
 
     Raises:
         ValueError: The model has no masked-LM head, or `method` is unknown.
     """
+    columns, truncated = score_tokens(model, tokenizer, texts, method, progress)
+    warn_truncated(model, truncated, "a text")
+    return columns
+
+
+def score_tokens(
+    model: Any, tokenizer: Any, texts: Iterable[str | None], method: str, progress: Progress | None = None
+) -> tuple[Columns, list[int]]:
+    """The columns of `pseudo_logprobs`, and the numbers of texts beyond the maximum length."""
     model = masked_model(model, "pseudo_logprobs()")
     if method not in ("original", "within_word_l2r"):
         raise ValueError(f'method must be "original" or "within_word_l2r", not {method!r}')
     texts = [text or "" for text in as_texts("texts", texts)]
     mask_id = tokenizer.token_to_id(mask_of(tokenizer))
     inputs: list[Input] = []
-    positions, expected, owners = [], [], []
+    positions, expected, owners, truncated = [], [], [], []
     for number, text in enumerate(texts):
         encoding = tokenizer.encode(text)
+        if len(encoding.ids) > (model.config.context_length or len(encoding.ids)):
+            truncated.append(number)
+            continue
         for i, (id, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
             if special:
                 continue
@@ -205,12 +252,13 @@ def pseudo_logprobs(
             expected.append(id)
             owners.append(number)
     values = logprobs_at(model, inputs, positions, progress, expected) if inputs else torch.empty(0)
-    return {
+    columns: Columns = {
         "text": np.array(owners, np.int64),
         "token": token_strings(tokenizer, expected),
         "id": np.array(expected, np.int64),
         "logprob": values.numpy(),
     }
+    return columns, truncated
 
 
 @torch.inference_mode()

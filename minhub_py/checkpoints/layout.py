@@ -19,10 +19,7 @@ OLDER_TOKENIZERS = (
     "sentencepiece.bpe.model",
     "vocab.txt",
 )
-# In download order, before config.json and the weights: a folder with config.json has all of these, and a folder with
-# all weights is complete. Offline calls, which cannot ask the Hub for the list of files, rely on this order.
-COMPANIONS = (
-    "generation_config.json",
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -31,16 +28,26 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
     *OLDER_TOKENIZERS,
-    # Settings of text embeddings (sentence_transformers.py)
+)
+# Settings of the transformer module of sentence-transformers; the first is the current name.
+TRANSFORMER_SETTINGS = tuple(
+    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta", "albert")
+)
+# Settings of text embeddings (sentence_transformers.py)
+EMBEDDING_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
-    "sentence_bert_config.json",
+    *TRANSFORMER_SETTINGS,
     "1_Pooling/config.json",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "3_Dense/config.json",
-    "3_Dense/model.safetensors",
+    *(
+        f"{folder}/{name}"
+        for folder in ("2_Dense", "3_Dense")
+        for name in ("config.json", "model.safetensors", "pytorch_model.bin")
+    ),
 )
+# In download order, before config.json and the weights: a folder with config.json has all of these, and a folder with
+# all weights is complete. Offline calls, which cannot ask the Hub for the list of files, rely on this order.
+COMPANIONS = ("generation_config.json", *TOKENIZER_FILES, *EMBEDDING_FILES)
 SMALL = (*COMPANIONS, "config.json")
 MAX_SHARDS = 10_000
 # File names from a server or an index become local paths only if they match these.

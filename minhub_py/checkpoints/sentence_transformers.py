@@ -6,6 +6,7 @@ have three spellings, of old and new releases; only the last part of the name is
 Source: the file formats of sentence-transformers 2 to 6 (Reimers & Gurevych, 2019, "Sentence-BERT").
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from minhub_py.checkpoints.storage import read_json, read_object
+from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
+from minhub_py.checkpoints.storage import open_pickle, read_json, read_object
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.
@@ -34,10 +36,11 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x, "Tanh": torch.tanh, "ReLU": F.relu, "GELU": F.gelu, "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }  # fmt: skip
-# Names of the settings of the transformer module.
-TRANSFORMER_SETTINGS = tuple(
-    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlm-roberta", "albert")
-)
+DENSE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
+ACTIVATION_CLASSES = {
+    "Identity": "torch.nn.modules.linear.Identity",
+    **{name: f"torch.nn.modules.activation.{name}" for name in ("Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")},
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class EmbeddingSettings:
 
     pooling: several are concatenated.    max_length: in tokens, with special tokens; None: the model's.
     prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's tokens.
+    similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers use.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -71,6 +75,7 @@ class EmbeddingSettings:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_prompt: str | None = None
     dimensions: int | None = None
+    similarity: str | None = None
 
 
 def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
@@ -110,7 +115,50 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         max_length=max_length(folder, transformer), lower_case=bool(transformer.get("do_lower_case")),
         prompts=MappingProxyType({str(name): str(text) for name, text in dict(prompts).items()}),
         default_prompt=settings.get("default_prompt_name"), dimensions=settings.get("truncate_dim"),
+        similarity=settings.get("similarity_fn_name"),
     )  # fmt: skip
+
+
+def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
+    """The files of a repository of sentence-transformers with these settings. size: of the hidden states."""
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    pooling: dict[str, Any] = {"word_embedding_dimension": size, "include_prompt": settings.include_prompt}
+    chosen = {name: mode in settings.pooling for name, mode in OLD_POOLINGS.items()}
+    if tuple(mode for mode in OLD_POOLINGS.values() if mode in settings.pooling) == settings.pooling:
+        pooling |= chosen
+    else:  # the old names have no order
+        names = {mode: name.removeprefix("pooling_mode_") for name, mode in OLD_POOLINGS.items()}
+        modes = [names[mode] if mode == "mean_sqrt_len" else mode for mode in settings.pooling]
+        pooling |= {"pooling_mode": modes, "embedding_dimension": size}
+    files: dict[str, Any] = {"1_Pooling/config.json": pooling}
+    for number, dense in enumerate(settings.dense, 2):
+        path = f"{number}_Dense"
+        modules.append(("Dense", path))
+        files[f"{path}/config.json"] = {
+            "in_features": dense.weight.size(1), "out_features": dense.weight.size(0), "bias": dense.bias is not None,
+            "activation_function": ACTIVATION_CLASSES[dense.activation],
+            **({"use_residual": True} if dense.residual else {}),
+        }  # fmt: skip
+        tensors = {"linear.weight": dense.weight.contiguous()}
+        if dense.bias is not None:
+            tensors["linear.bias"] = dense.bias.contiguous()
+        files[f"{path}/model.safetensors"] = save(tensors)
+    if settings.normalize:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
+    files["modules.json"] = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(modules)
+    ]
+    files["sentence_bert_config.json"] = {"max_seq_length": settings.max_length, "do_lower_case": settings.lower_case}
+    files["config_sentence_transformers.json"] = {
+        "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt,
+        **({} if settings.dimensions is None else {"truncate_dim": settings.dimensions}),
+        **({} if settings.similarity is None else {"similarity_fn_name": settings.similarity}),
+    }  # fmt: skip
+    return {
+        name: content if isinstance(content, bytes) else (json.dumps(content, indent=2) + "\n").encode()
+        for name, content in files.items()
+    }
 
 
 def inside(folder: Path, path: str) -> Path:
@@ -134,7 +182,7 @@ def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [name for old, name in OLD_POOLINGS.items() if settings.get(old)]
-    modes = [modes] if isinstance(modes, str) else list(modes)
+    modes = [mode.removesuffix("_tokens") for mode in ([modes] if isinstance(modes, str) else map(str, modes))]
     for mode in modes:
         if mode not in POOLINGS:
             raise ValueError(f"{path} has pooling {brief(mode)}; supported are {', '.join(POOLINGS)}")
@@ -147,10 +195,12 @@ def read_dense(folder: Path) -> Dense:
     name = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ValueError(f"{folder / 'config.json'} has activation {brief(name)}, which is not supported")
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: download the repository again, or convert pytorch_model.bin")
-    tensors = load_file(path)
+    path = next((folder / file for file in DENSE_WEIGHTS if (folder / file).exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {' or '.join(DENSE_WEIGHTS)}: download the repository again")
+    tensors = load_file(path) if path.suffix == ".safetensors" else open_pickle(path)
+    if "linear.weight" not in tensors:
+        raise ValueError(f"{path} has no linear.weight: download the repository again")
     bias = tensors.get("linear.bias")
     return Dense(
         tensors["linear.weight"].float(), None if bias is None else bias.float(), name,

@@ -13,7 +13,7 @@ import os
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -306,6 +306,7 @@ def write_checkpoint(
     config: Mapping[str, Any],
     *,
     companions: Mapping[str, bytes] | None = None,
+    outdated: Collection[str] | None = None,
     meta: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
@@ -321,7 +322,8 @@ def write_checkpoint(
         folder: the target; created if necessary.
         tensors: loaded one at a time.
         config: the content of config.json.
-        companions: the content of further files by name. None leaves an earlier checkpoint's companions unchanged.
+        companions: the content of further files by name, such as "1_Pooling/config.json".
+        outdated: names of an earlier checkpoint's companions to delete. By default all, or none without `companions`.
         meta: shapes and dtypes of `tensors`; by default `tensors`.
         dtype: the dtype for floating-point tensors. None keeps their dtypes.
         max_shard_size: in bytes. A larger tensor has a separate shard.
@@ -353,8 +355,10 @@ def write_checkpoint(
     drafts: dict[Path, Path] = {}  # temporary path -> final path
 
     def draft(name: str) -> Path:
-        path = folder / f".{name}.partial"
-        drafts[path] = folder / name
+        final = folder / name
+        final.parent.mkdir(exist_ok=True)
+        path = final.with_name(f".{final.name}.partial")
+        drafts[path] = final
         return path
 
     try:
@@ -372,7 +376,9 @@ def write_checkpoint(
         draft("config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path, final in drafts.items():
             os.replace(path, final)
-        for path in _checkpoint_files(folder, with_companions=companions is not None) - set(drafts.values()):
+        if outdated is None:
+            outdated = () if companions is None else COMPANIONS
+        for path in _checkpoint_files(folder, outdated) - set(drafts.values()):
             path.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
@@ -382,14 +388,11 @@ def write_checkpoint(
             path.unlink(missing_ok=True)
 
 
-def _checkpoint_files(folder: Path, *, with_companions: bool) -> set[Path]:
+def _checkpoint_files(folder: Path, companions: Collection[str]) -> set[Path]:
     """Files that write_checkpoint() may write. Outdated ones could be loaded instead of the new ones."""
     weights = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
-    return {
-        path
-        for path in folder.iterdir()
-        if weights.fullmatch(path.name) or (with_companions and path.name in COMPANIONS)
-    }
+    files = {path for path in folder.iterdir() if weights.fullmatch(path.name)}
+    return files | {folder / name for name in companions if (folder / name).is_file()}
 
 
 def _shards(planned: Mapping[str, Tensor], max_shard_size: int) -> list[dict[str, Tensor]]:

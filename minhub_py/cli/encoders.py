@@ -1,6 +1,7 @@
-"""The commands `rerank`, `classify` and `masked` for text encoders, for texts or for the rows of files."""
+"""The commands `rerank`, `classify`, `masked`, `pll` and `entities` for text encoders, for texts or rows of files."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.system.console import note
 
 texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 
@@ -23,17 +25,18 @@ texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT.
 @click.option("-n", "--top", type=click.IntRange(min=1), metavar="N",
               help="Number of texts to print.  [default: all]")  # fmt: skip
 @click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid.")
+@click.option("--instruction", metavar="TEXT", help="For Qwen3-Reranker: the task of retrieval.  [default: web search]")
 @jobs.table_options()
 @loading_options
 @json_option
 def rerank(
-    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, revision: str, device: str,
-    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, instruction: str | None,
+    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Sort texts by their relevance for QUERY.
 
-    MODEL is a cross-encoder. Prints the TEXTs, the most relevant one first; INDEX counts them from 0. If the
-    arguments are names of files, the texts are their rows.
+    MODEL is a cross-encoder or Qwen3-Reranker. Prints the TEXTs, the most relevant one first; INDEX counts them from 0.
+    If the arguments are names of files, the texts are their rows.
 
     \b
       minhub rerank MODEL cars "A fast car." "A slow train."
@@ -47,7 +50,7 @@ def rerank(
     if options["out"]:
         if top is not None:
             raise click.UsageError("--top is for printed texts: remove it, or --out.")
-        settings = {"query": query, "raw_scores": raw_scores}
+        settings = {"query": query, "raw_scores": raw_scores, "instruction": instruction}
         jobs.run("rerank", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
         return
     rows = read_texts(texts, column, options)
@@ -56,7 +59,9 @@ def rerank(
 
     network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
     with progress_bar("Reranking", "tokens") as update:
-        columns = rerank_texts(network, tokenizer, query, rows, k=top, raw_scores=raw_scores, progress=update)
+        columns = rerank_texts(
+            network, tokenizer, query, rows, k=top, raw_scores=raw_scores, instruction=instruction, progress=update
+        )
     results = [
         {"index": index, "score": score, "text": rows[index]}
         for index, score in zip(plain(columns["text"]), plain(columns["score"]), strict=True)
@@ -128,14 +133,11 @@ def parse_labels(labels: str | None) -> list[str] | None:
 
 def labels_of(model: str, revision: str) -> list[str]:
     """The labels of a checkpoint. ValueError: it has no sequence classification head."""
+    from minhub_py.analysis.classify import check_classifier
     from minhub_py.pretrained import describe, open_checkpoint
 
     config: Any = describe(open_checkpoint(model, revision))[1]
-    if getattr(config, "head", None) != "sequence":
-        raise ValueError(
-            "classify needs a sequence classification head, which this checkpoint does not have: use a "
-            "checkpoint with an architecture …ForSequenceClassification"
-        )
+    check_classifier(config, "classify")
     return list(config.labels)
 
 
@@ -189,6 +191,89 @@ def masked(
     with progress_bar("Predicting", "tokens") as update:
         result = masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update)
     show([dict(zip(result, row, strict=True)) for row in zip(*map(plain, result.values()), strict=True)], as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@texts_argument
+@click.option("--method", type=click.Choice(["within-word-l2r", "original"]), default="within-word-l2r",
+              show_default=True, help="Mask a token with the later tokens of its word, or one token only.")  # fmt: skip
+@click.option("--tokens", is_flag=True, help="One row per token.")
+@jobs.table_options()
+@loading_options
+@json_option
+def pll(
+    model: str, texts: tuple[str, ...], method: str, tokens: bool, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Compute the pseudo-log-likelihood of texts.
+
+    MODEL is a masked language model such as BERT. Each token of a text is masked and predicted from the other tokens;
+    LOGPROB is the sum of their log-probabilities (nats), and PERPLEXITY the pseudo-perplexity. If the arguments are
+    names of files, the texts are their rows.
+
+    \b
+      minhub pll MODEL "The keys are here." "A key are."
+      minhub pll MODEL in.csv --tokens --out out.csv
+
+    With --out, the new columns are `tokens`, `logprob` and `perplexity`, or with --tokens `token_n`, `token` and
+    `logprob`. See `minhub score --help` for supported FILEs and for interrupted jobs.
+    """
+    settings = {"method": method.replace("-", "_")}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    run("pseudo_tokens" if tokens else "pseudo", model, texts, settings, loading, as_json, options)
+
+
+@click.command(cls=Command)
+@model_argument
+@texts_argument
+@click.option("--aggregation", type=click.Choice(["simple", "first", "average", "max", "none"]), default="simple",
+              show_default=True, help="How tokens are joined: adjacent tokens of one label (simple), words by the "
+              "label of the first token, of the mean or of the maximum, or not.")  # fmt: skip
+@click.option("--ignore", multiple=True, default=["O"], show_default=True, metavar="LABEL",
+              help="Label to leave out; may be repeated.")  # fmt: skip
+@jobs.table_options()
+@loading_options
+@json_option
+def entities(
+    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], revision: str, device: str,
+    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Find the names of persons, places and others in texts.
+
+    MODEL has a token classification head. Prints each entity of the TEXTs, the positions of its characters (END is
+    exclusive), its label and probability. If the arguments are names of files, the texts are their rows.
+
+    \b
+      minhub entities MODEL "Hamlet lives in Denmark."
+      minhub entities MODEL in.csv --out out.csv
+
+    With --out, the output has one row per entity, with the new columns word, start, end, label and prob. See `minhub
+    score --help` for supported FILEs and for interrupted jobs.
+    """
+    settings = {"aggregation": aggregation, "ignore": list(ignore)}
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    run("entities", model, texts, settings, loading, as_json, options)
+
+
+def run(
+    task: str, model: str, texts: Sequence[str], settings: dict[str, Any], loading: dict[str, Any], as_json: bool,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Run a task on the rows of files, or print its results for texts."""
+    if options["out"]:
+        jobs.run(task, model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+        return
+    rows = read_texts(texts, options["column"], options)
+    from minhub_py.jobs.tasks import TASKS, Text
+
+    network, tokenizer = open_model(model, **loading, encoders=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
+    for warning in caught:
+        note(f"Note: {warning.message}")
+    show([{"text": text, **result} for text, values in zip(rows, results, strict=True) for result in values], as_json)
 
 
 def read_texts(texts: Sequence[str], column: str, options: dict[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import gated_mlp, has_packed, route
-from minhub_py.models.heads import MaskedLMHead, SequenceHead
+from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
     RMSNorm,
     attention,
@@ -341,6 +341,9 @@ class Writer:
     def head(self, model: Encoder) -> None:
         """The head of an encoder (models/heads.py)."""
         head: Any = model.head
+        if isinstance(head, LastTokenHead):
+            self.lines.append(f"return F.linear(h[:, -1], {self.path(head.out.weight)})")
+            return
         if isinstance(head, SequenceHead):
             self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, 0]")
             self.drop(head.input_dropout.p)

@@ -7,6 +7,7 @@ missing.
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -193,47 +194,96 @@ def classify(
     return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
 
 
-def rerank(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool) -> list[Results]:
+def rerank(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool, instruction: str | None
+) -> list[Results]:
     """The relevance of each text for the query."""
     from minhub_py.analysis.classify import rerank as rerank_texts
 
-    columns = rerank_texts(model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores)
+    columns = rerank_texts(
+        model, tokenizer, query, [text.text for text in texts], raw_scores=raw_scores, instruction=instruction
+    )
     scores = dict(zip(columns["text"].tolist(), plain(columns["score"]), strict=True))
     return [[{"score": scores[number]}] for number in range(len(texts))]
 
 
 def masked(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, n: int) -> list[Results]:
     """The most likely tokens at each mask of each text, `n` rows per mask."""
-    from minhub_py.analysis.masked import masked_tokens
+    from minhub_py.analysis.masked import limit_of, predict_masks
 
     pattern = mask_pattern(tokenizer)
     with_mask = [number for number, text in enumerate(texts) if re.search(pattern, text.text)]
     results: list[Results] = [[] for _ in texts]
     if with_mask:
-        columns = masked_tokens(model, tokenizer, [texts[number].text for number in with_mask], n)
+        columns, truncated = predict_masks(model, tokenizer, [texts[number].text for number in with_mask], n)
         for number, mask, token, prob, logprob in zip(
             *map(plain, (columns[name] for name in ("text", "mask", "token", "prob", "logprob"))), strict=True
         ):
             results[with_mask[number]].append({"mask_n": mask + 1, "token": token, "prob": prob, "logprob": logprob})
+        note_rows([texts[with_mask[number]] for number in truncated], f"a mask is beyond {limit_of(model)}")
     return results
 
 
 def masked_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Results]:
     """The log-probability of each target in place of the mask of its text."""
-    from minhub_py.analysis.masked import masked_logprobs
+    from minhub_py.analysis.masked import limit_of, score_targets
 
     results: list[Results] = [[] for _ in texts]
     pattern = mask_pattern(tokenizer)
     parts = {number: re.split(pattern, text.text) for number, text in enumerate(texts)}
     numbers = [number for number, part in parts.items() if len(part) == 2]
     if numbers:
-        columns = masked_logprobs(
+        columns, truncated = score_targets(
             model, tokenizer, [parts[number][0].strip() for number in numbers],
             [texts[number].extra for number in numbers], [parts[number][1].strip() for number in numbers],
         )  # fmt: skip
         for number, tokens, logprob in zip(numbers, *map(plain, columns.values()), strict=True):
             results[number] = [{"tokens": tokens, "logprob": logprob}]
+        note_rows([texts[numbers[number]] for number in truncated], f"the target is beyond {limit_of(model)}")
     return results
+
+
+def pseudo(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str) -> list[Results]:
+    """The pseudo-log-likelihood and the pseudo-perplexity of each text."""
+    return [
+        [{
+            "tokens": len(rows), "logprob": sum(row["logprob"] for row in rows),
+            "perplexity": math.exp(min(-sum(row["logprob"] for row in rows) / len(rows), 709)),
+        }] if rows else [] for rows in pseudo_tokens(model, tokenizer, texts, method=method)
+    ]  # fmt: skip
+
+
+def pseudo_tokens(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, method: str) -> list[Results]:
+    """The log-probability of each token of each text, given the other tokens, one row per token."""
+    from minhub_py.analysis.masked import limit_of, score_tokens
+
+    columns, truncated = score_tokens(model, tokenizer, [text.text for text in texts], method)
+    results: list[Results] = [[] for _ in texts]
+    for number, token, logprob in zip(*(plain(columns[name]) for name in ("text", "token", "logprob")), strict=True):
+        results[number].append({"token_n": len(results[number]) + 1, "token": token, "logprob": logprob})
+    note_rows([texts[number] for number in truncated], f"the text is beyond {limit_of(model)}")
+    return results
+
+
+def entities(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str]
+) -> list[Results]:
+    """The entities of each text, one row per entity."""
+    from minhub_py.analysis.token_labels import classify_tokens
+
+    columns = classify_tokens(
+        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore)
+    )
+    names, results = [column.name for column in ENTITIES], list[Results]([] for _ in texts)
+    for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
+        results[number].append(dict(zip(names, values, strict=True)))
+    return results
+
+
+def note_rows(texts: Sequence[Text], problem: str) -> None:
+    """Note why rows have no result."""
+    for text in texts:
+        warnings.warn(f"row {text.row + 1} has no result: {problem}", stacklevel=2)
 
 
 def mask_pattern(tokenizer: "Tokenizer") -> str:
@@ -262,6 +312,12 @@ WORD_VALUES = (
 MASKED = (
     Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
 )  # fmt: skip
+PSEUDO = (Column("tokens", "int64"), Column("logprob", "float64"), Column("perplexity", "float64"))
+PSEUDO_TOKENS = (Column("token_n", "int64"), Column("token", "string"), Column("logprob", "float64"))
+ENTITIES = (
+    Column("word", "string"), Column("start", "int64"), Column("end", "int64"), Column("label", "string"),
+    Column("prob", "float64"),
+)  # fmt: skip
 WORDS = (Column("word_n", "int64"), Column("word", "string"), *WORD_VALUES)
 
 TASKS: Mapping[str, Task] = {
@@ -289,4 +345,7 @@ TASKS: Mapping[str, Task] = {
         extra="target",
         models="encoders",
     ),
+    "pseudo": Task(pseudo, PSEUDO, 128, "Scoring", models="encoders"),
+    "pseudo_tokens": Task(pseudo_tokens, PSEUDO_TOKENS, 128, "Scoring", models="encoders"),
+    "entities": Task(entities, ENTITIES, 256, "Classifying", models="encoders"),
 }

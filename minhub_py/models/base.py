@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
-from minhub_py.models.steps import Step
+from minhub_py.models.heads import LastTokenHead
+from minhub_py.models.steps import HiddenStates, Logits, Step
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -246,6 +247,60 @@ class Encoder(LanguageModel):
     def cache_layout(self) -> Layout:
         """Empty: an encoder computes all positions at once."""
         return []
+
+
+class Classifier(Encoder):
+    """A decoder with a sequence classification head: the labels of a text, from the hidden state of its last token.
+
+    A model file combines it with its decoder: `class LlamaClassifier(Classifier, Llama)`. Attention remains causal.
+    Padding tokens at the end of a text are ignored, also without a mask.
+    """
+
+    lm_head: nn.Linear | None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.lm_head = None
+        self.head = LastTokenHead(config.hidden_size, len(config.labels))
+        nn.init.normal_(self.head.out.weight, std=config.initializer_range)
+
+    @property
+    def pad(self) -> int | None:
+        """The token ID of padding."""
+        return getattr(self.config, "pad_token_id", None)
+
+    @property
+    def token_embedding(self) -> nn.Module:
+        """The embedding of tokens, which the head does not use."""
+        return self.embed_tokens  # type: ignore[return-value]
+
+    def forward(  # type: ignore[override]
+        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Scores (B, labels). See `Encoder.forward`; a text has no token types."""
+        x = self.hidden_states(idx, attention_mask)
+        mask = torch.ones_like(idx) if attention_mask is None else attention_mask
+        return self.head_of(x, mask.bool() & (idx != self.pad) if self.pad is not None else mask.bool())
+
+    def hidden_states(
+        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """See `Encoder.hidden_states`. ValueError: padding that is not at the end."""
+        if attention_mask is not None and attention_mask.shape == idx.shape and idx.size(1) > 1:
+            mask = attention_mask.bool()
+            if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+                raise ValueError(f"{self.config.TITLE}: padding must be at the end of a text, not at its beginning")
+        return super().hidden_states(idx, attention_mask)
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        x: Tensor = super(Encoder, self).body(idx, past)
+        return x
+
+    def steps(self) -> Iterator[Step]:
+        for step in super(Encoder, self).steps():
+            if not isinstance(step, Logits):
+                yield step
+        yield HiddenStates(getattr(self.config, "hidden_size"))  # noqa: B009
 
 
 class EncoderDecoder(LanguageModel):

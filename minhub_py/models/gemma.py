@@ -32,8 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Encoder, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, Classifier, Encoder, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
@@ -187,6 +188,12 @@ class EmbeddingGemma(Encoder, Gemma):
         yield HiddenStates(self.config.hidden_size)
 
 
+class GemmaClassifier(Classifier, Gemma):
+    """Gemma with a sequence classification head in place of the output head."""
+
+    config: "GemmaConfig"
+
+
 NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2
 CAP: dict[str, Any] = {"range": (1e-3, 1e9), "model_types": NEWER}
 GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -194,7 +201,7 @@ GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 2
 
 
 @dataclass(frozen=True)
-class GemmaConfig:
+class GemmaConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: Gemma 7B."""
 
     TITLE: ClassVar = "Gemma"
@@ -244,6 +251,7 @@ class GemmaConfig:
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(f"Gemma: head_dim ({self.head_dim}) must be even: positions rotate pairs")
@@ -258,19 +266,9 @@ class GemmaConfig:
         return bool(self.use_bidirectional_attention)
 
     @property
-    def architectures(self) -> list[str] | None:
-        """See `EncoderConfig`."""
-        return None
-
-    @property
     def head(self) -> str | None:
-        """See `EncoderConfig`."""
-        return None
-
-    @property
-    def labels(self) -> list[str]:
-        """See `EncoderConfig`."""
-        return []
+        """See `HeadSettings`."""
+        return None if self.bidirectional else super().head
 
     @property
     def activation(self) -> str:
@@ -330,7 +328,7 @@ class GemmaConfig:
         """The config.json of this model for transformers."""
         first, nested = self.model_type == "gemma", self.model_type == "gemma3_text"
         dropped = {*unavailable(self, self.model_type), "rope_local_base_freq", "sliding_window_pattern",
-                   "hidden_activation" if first else "hidden_act"}  # fmt: skip
+                   "hidden_activation" if first else "hidden_act", *HeadSettings.__dataclass_fields__}  # fmt: skip
         settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings["hidden_act" if first else "hidden_activation"] = self.activation
         settings["rope_parameters"] = self.ropes if nested else self.ropes[FULL]
@@ -339,7 +337,9 @@ class GemmaConfig:
         architecture = {"gemma": "Gemma", "gemma2": "Gemma2"}.get(self.model_type, "Gemma3") + "ForCausalLM"
         if self.bidirectional:
             architecture = "Gemma3TextModel"
-        return {"architectures": [architecture], **settings}
+        elif nested and self.head == "sequence":
+            architecture = "Gemma3TextForCausalLM"
+        return settings | self.hub_head(architecture)
 
     @property
     def context_length(self) -> int:

@@ -74,6 +74,20 @@ class SequenceHead(nn.Module):
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
 
+class LastTokenHead(nn.Module):
+    """Scores (B, L) of the labels from the last token, for decoders."""
+
+    def __init__(self, size: int, labels: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(size, labels, bias=False)
+
+    def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return self.out(x[:, -1])
+        last = (mask.long() * torch.arange(x.size(1), device=x.device)).argmax(dim=1)
+        return self.out(x[torch.arange(len(x), device=x.device), last])
+
+
 class TokenHead(nn.Module):
     """Scores (B, T, L) of the labels of each token. act, norm: of an additional layer without bias, or None."""
 
@@ -120,6 +134,23 @@ class HeadSettings:
         if self.id2label is not None:
             return [str(self.id2label[key]) for key in sorted(self.id2label, key=int)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
+
+    def drop_unused_labels(self) -> None:
+        """Reset the settings of a decoder without a classification head, so that they do not distinguish configs."""
+        if self.head != "sequence":
+            for setting in ("architectures", "id2label", "num_labels", "problem_type"):
+                object.__setattr__(self, setting, None)
+
+    def hub_head(self, name: str) -> dict[str, Any]:
+        """The settings of the head of a decoder for config.json. name: the class of its language model."""
+        if self.head != "sequence":
+            return {"architectures": [name]}
+        return {
+            "architectures": [name.replace("ForCausalLM", "ForSequenceClassification")],
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: number for number, label in enumerate(self.labels)},
+            **({} if self.problem_type is None else {"problem_type": self.problem_type}),
+        }
 
     def hub_settings(self, name: str) -> dict[str, Any]:
         """All settings for config.json, with the class of the transformers model. name: the class without its end."""

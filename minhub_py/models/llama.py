@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
@@ -130,7 +131,7 @@ class Llama(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
 
     def steps(self) -> Iterator[Step]:
@@ -152,8 +153,14 @@ class Llama(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
+class LlamaClassifier(Classifier, Llama):
+    """Llama with a sequence classification head in place of the output head."""
+
+    config: "LlamaConfig"
+
+
 @dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: Llama 2 7B."""
 
     TITLE: ClassVar = "Llama"
@@ -196,6 +203,7 @@ class LlamaConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -243,11 +251,12 @@ class LlamaConfig:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         dropped = unavailable(self, self.model_type)
+        dropped |= dict.fromkeys(HeadSettings.__dataclass_fields__)
         settings = {name: value for name, value in asdict(self).items() if name not in dropped}
         settings |= {"rope_parameters": self.rope, "head_dim": self.head_size}
         if self.layer_types is None:  # transformers reads a mistral model with layer_types, even null, as a ministral
             del settings["layer_types"]
-        return {"architectures": [ARCHITECTURES[self.model_type]], **settings}
+        return settings | self.hub_head(ARCHITECTURES[self.model_type])
 
     @property
     def context_length(self) -> int:

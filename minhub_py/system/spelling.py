@@ -23,6 +23,7 @@ class Spelling:
         "masked": "masked_tokens()",
         "classify": "classify()",
         "rerank": "rerank()",
+        "entities": "classify_tokens()",
     }
 
     def setting(self, name: str, value: object = None) -> str:
@@ -99,7 +100,7 @@ def train_call() -> str:
 
 
 def call_name(name: str) -> str:
-    """The call or command for text encoders, "embed", "masked", "classify" or "rerank", in the current spelling."""
+    """The call or command for text encoders, "embed", "masked" and others, in the current spelling."""
     return _current.get().calls[name]
 
 

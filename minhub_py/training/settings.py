@@ -140,6 +140,9 @@ class Settings:
     def tuned_config(self, architecture: Architecture, config: "ModelConfig") -> "ModelConfig":
         """The config of a model to fine-tune. Only dropout can change. ValueError: another setting is set."""
         self._check_architecture(architecture)
+        if architecture.model_class(config).encoder_only:
+            raise ValueError(f"{self.start}: {train_call()} needs a model that predicts the next token, without "
+                             "bidirectional attention or a classification head: use a PyTorch loop")  # fmt: skip
         for name in ("layers", "width", "heads"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{setting(name)}: the sizes of {self.start} are fixed; remove this setting")

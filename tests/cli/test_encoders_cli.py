@@ -1,4 +1,4 @@
-"""`minhub embed`, `rerank`, `classify` and `masked` with text encoders: equal to the functions, and wrong calls."""
+"""The commands for text encoders: equal to the functions, and wrong calls."""
 
 import csv
 import json
@@ -14,19 +14,23 @@ import httpx2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from encoders import write_classifier, write_cross_encoder, write_entailment_model, write_masked_lm
+from click.testing import CliRunner
+from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
 from encoders import write_sentence_encoder as write_sentences
 from test_cli import GPT2, done, failed
 
 from minhub_py import (
     classify,
+    classify_tokens,
     embed,
     from_pretrained,
     masked_logprobs,
     masked_tokens,
+    pseudo_logprobs,
     rerank,
     tokenizer_from_pretrained,
 )
+from minhub_py.cli.main import main
 
 TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
@@ -136,6 +140,12 @@ def test_rerank_prints_the_most_relevant_text_first(cross_encoder: str, tmp_path
     assert raw[0]["score"] == pytest.approx(
         float(rerank(*load(cross_encoder), "cat", TEXTS, raw_scores=True)["score"][0])
     )
+
+
+def test_an_instruction_is_for_decoders(cross_encoder: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "in.csv", text=TEXTS)
+    for arguments in ([TEXTS[0]], [file, "--out", str(tmp_path / "out.csv")]):
+        assert "this model is an encoder" in failed("rerank", cross_encoder, "cat", *arguments, "--instruction", "Find")
 
 
 def test_rerank_jobs_keep_the_order_of_the_rows(cross_encoder: str, tmp_path: Path) -> None:
@@ -253,6 +263,77 @@ def test_wrong_calls_of_masked_say_what_to_change(masked_lm: str, sentences: str
     assert "--target" in failed("masked", masked_lm, file, *out, "--token", "cat", status=2)
     assert "add --out" in failed("masked", masked_lm, file, "--target", "word", status=2)
     assert "exclude" in failed("masked", masked_lm, file, "--target", "word", "--top", "2", *out, status=2)
+
+
+@pytest.mark.parametrize("task", ["masked", "pll"])
+def test_a_row_beyond_the_maximum_length_has_no_result_and_a_note(masked_lm: str, tmp_path: Path, task: str) -> None:
+    texts = ["The [MASK] sat.", "the cat " * 40 + "[MASK]", "A [MASK]."]
+    file, out = write_csv(tmp_path / "in.csv", text=texts, word=["cat"] * 3), tmp_path / "out.csv"
+    options = {"masked": ["--top", "1"], "pll": []}[task]
+    result = CliRunner().invoke(main, [task, masked_lm, file, *options, "--out", str(out)])
+    problem = {"masked": "a mask", "pll": "the text"}[task]
+    assert f"row 2 has no result: {problem} is beyond the model's maximum length of 64 tokens\n" in result.stderr
+    assert "1 without a result" in result.output
+    assert "vocabulary" not in result.stderr  # white space between words needs no token
+    assert [row["logprob"] != "" for row in read_csv(out)] == [True, False, True]
+    if task == "masked":
+        done("masked", masked_lm, file, "--target", "word", "--out", str(tmp_path / "targets.csv"))
+        assert [row["logprob"] != "" for row in read_csv(tmp_path / "targets.csv")] == [True, False, True]
+
+
+# pll
+
+
+@pytest.mark.parametrize("method", ["original", "within-word-l2r"])
+def test_pll_equals_the_function(masked_lm: str, tmp_path: Path, method: str) -> None:
+    texts = [*TEXTS, "zebra"]
+    columns = pseudo_logprobs(*load(masked_lm), texts, method=method.replace("-", "_"))
+    sums = np.bincount(columns["text"], columns["logprob"].astype(float))
+    counts = np.bincount(columns["text"])
+    rows = json.loads(done("pll", masked_lm, *texts, "--method", method, "--json"))
+    assert [row["text"] for row in rows] == texts
+    assert [row["tokens"] for row in rows] == counts.tolist()
+    assert [row["logprob"] for row in rows] == pytest.approx(sums)
+    assert [row["perplexity"] for row in rows] == pytest.approx(np.exp(-sums / counts))
+    file = write_csv(tmp_path / "in.csv", text=[*texts[:2], "", *texts[2:]])
+    done("pll", masked_lm, file, "--method", method, "--tokens", "--out", str(tmp_path / "out.csv"))
+    written = read_csv(tmp_path / "out.csv")
+    assert [row["token"] for row in written if row["text"]] == columns["token"]
+    assert [np.float32(row["logprob"]) for row in written if row["text"]] == list(columns["logprob"])
+    assert [row["token_n"] for row in written[-5:]] == ["1", "2", "3", "4", "5"]
+    done("pll", masked_lm, file, "--method", method, "--out", str(tmp_path / "sums.csv"))
+    sums_written = [float(row["logprob"]) for row in read_csv(tmp_path / "sums.csv") if row["text"]]
+    assert sums_written == [row["logprob"] for row in rows]
+
+
+def test_wrong_calls_of_pll_say_what_to_change(masked_lm: str, sentences: str, tmp_path: Path) -> None:
+    assert "ForMaskedLM" in failed("pll", sentences, "a")
+    assert "text encoder" in failed("pll", GPT2, write_csv(tmp_path / "a.csv", text=["a"]), "--out", "x.csv")
+    assert "add --out" in failed("pll", masked_lm, "a", "--overwrite", status=2)
+
+
+# entities
+
+
+def test_entities_equal_the_function(tmp_path: Path) -> None:
+    labels = {"0": "O", "1": "B-PER", "2": "I-PER", "3": "LOC"}
+    model = str(write_encoder(tmp_path / "model", "BertForTokenClassification", id2label=labels))
+    file = write_csv(tmp_path / "in.csv", text=[TEXTS[0], "", *TEXTS[1:]])
+    for aggregation in ("simple", "none"):
+        columns = classify_tokens(*load(model), TEXTS, aggregation=aggregation, ignore=("O",))
+        options = ["--aggregation", aggregation, "--ignore", "O"]
+        rows = json.loads(done("entities", model, *TEXTS, *options, "--json"))
+        assert [row["text"] for row in rows] == [TEXTS[number] for number in columns["text"]]
+        done("entities", model, file, *options, "--out", str(tmp_path / f"{aggregation}.csv"))
+        written = [row for row in read_csv(tmp_path / f"{aggregation}.csv") if row["word"]]
+        for name in ("word", "start", "end", "label"):
+            assert [row[name] for row in rows] == list(columns[name])
+            assert [row[name] for row in written] == [str(value) for value in columns[name]]
+        assert [np.float32(row["prob"]) for row in written] == list(columns["prob"])
+        assert len(written) > 2
+    assert "minhub entities" in failed("generate", model, "a")
+    assert "use classify_tokens()" not in failed("classify", model, "a")
+    assert "use minhub entities" in failed("classify", model, "a")
 
 
 # Encoders and other commands

@@ -15,9 +15,11 @@ from typing import Literal
 
 import ollama
 import pytest
+import torch
 from pydantic import BaseModel, Field
 from served_models import in_chat, user
 
+from minhub_py import embed
 from minhub_py.serve.models import Models, ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
@@ -118,15 +120,17 @@ plain <- curl::curl_fetch_memory(paste0(arguments[[1]], "/v1/chat/completions"),
 format <- list(type = "json_schema", json_schema = list(name = "a", schema = jsonlite::fromJSON(arguments[[2]], FALSE)))
 ask$max_tokens <- 150
 structured <- chat(response_format = format) |> req_perform() |> resp_body_json()
+embedded <- request(arguments[[1]]) |> req_url_path("/v1/embeddings") |> req_auth_bearer_token("secret") |>
+  req_body_json(list(model = "tiny", input = list("To be", "or not"))) |> req_perform() |> resp_body_json()
 ask$messages <- list()
 rejected <- chat() |> req_error(is_error = \(resp) FALSE) |> req_perform()
 results <- list(
   reply = reply$choices[[1]]$message$content, streamed = paste(deltas, collapse = ""),
   curl = jsonlite::fromJSON(rawToChar(plain$content), FALSE)$choices[[1]]$message$content,
   structured = structured$choices[[1]]$message$content, status = resp_status(rejected),
-  error = resp_body_json(rejected)$error$message
+  error = resp_body_json(rejected)$error$message, embeddings = lapply(embedded$data, `[[`, "embedding")
 )
-cat(jsonlite::toJSON(results, auto_unbox = TRUE))
+cat(jsonlite::toJSON(results, auto_unbox = TRUE, digits = NA))
 """
 
 
@@ -143,3 +147,5 @@ def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model
     assert results["reply"] == results["streamed"] == results["curl"] == expected
     assert Animal.model_validate_json(results["structured"])
     assert (results["status"], "messages" in results["error"]) == (400, True)
+    expected_vectors = embed(main_model.model, main_model.tokenizer, ["To be", "or not"], normalize=True)
+    torch.testing.assert_close(torch.tensor(results["embeddings"]), expected_vectors)

@@ -364,26 +364,29 @@ def test_an_api_key_protects_embeddings(encoder: ServedModel) -> None:
         assert http.post("/v1/embeddings", json={"input": "a"}, headers=headers).status_code == 200
 
 
-def test_50_clients_get_the_embeddings_of_single_texts(address: str, encoder: ServedModel) -> None:
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_50_clients_get_the_embeddings_of_single_texts(address: str, encoder: ServedModel, seconds: float) -> None:
     """Texts of all clients share batches; each vector is bitwise the same as alone."""
     generator = random.Random(1)
     texts = [" ".join(generator.choices(WORDS, k=generator.randint(1, 25))) for _ in range(40)]
     expected = {text: alone(encoder, text) for text in texts}
-    end = time.monotonic() + 3
+    end = time.monotonic() + seconds
 
     limits = httpx2.Limits(max_connections=50)
 
-    def client(seed: int) -> int:
-        chosen, count = random.Random(seed), 0
+    def client(seed: int) -> tuple[int, int]:
+        chosen, requests, count = random.Random(seed), 0, 0
         while time.monotonic() < end or not count:
             sent = chosen.sample(texts, chosen.randint(1, 8))
             answer = http.post("/v1/embeddings", json={"model": "mini", "input": sent})
             assert vectors(answer) == [expected[text] for text in sent]
-            count += len(sent)
-        return count
+            requests, count = requests + 1, count + len(sent)
+        return requests, count
 
     with httpx2.Client(base_url=address, timeout=60, limits=limits) as http, ThreadPoolExecutor(50) as pool:
-        assert min(pool.map(client, range(50))) > 0
+        requests, counts = zip(*pool.map(client, range(50)), strict=True)
+    assert min(counts) > 0
+    print(f"{sum(requests) / seconds:.0f} requests/s, {sum(counts) / seconds:.0f} texts/s of 50 clients")
 
 
 def test_waiting_requests_share_a_batch(encoder: ServedModel) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import minhub_py
 from minhub_py.inspection import verify
+from minhub_py.models.heads import HeadSettings
 from minhub_py.registry import ARCHITECTURES
 
 WEIGHTS = "model.safetensors"
@@ -123,6 +124,8 @@ def load_rightly(folder: Path) -> None:
         settings = json.loads((folder / "config.json").read_bytes())
         default = family.Config()
         for field in fields(default):
+            if field.name in HeadSettings.__dataclass_fields__ and model.config.head is None:
+                continue  # they have no effect without a classification head
             expected, actual = settings.get(field.name, getattr(default, field.name)), getattr(model.config, field.name)
             if field.name == "tie_word_embeddings" and expected is True:  # except for a head that differs
                 head, embedding = (stored.get(our_name(name)) for name in HEADS[family.name])

@@ -4,7 +4,13 @@ import json
 from pathlib import Path
 
 import torch
-from encoders import write_cross_encoder, write_entailment_model, write_masked_lm, write_sentence_encoder
+from encoders import (
+    write_cross_encoder,
+    write_entailment_model,
+    write_masked_lm,
+    write_sentence_encoder,
+    write_token_classifier,
+)
 from hub_server import HubServer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -47,5 +53,6 @@ def publish(hub: HubServer, folder: Path) -> None:
         ("google-bert/bert-base-uncased", write_masked_lm),
         ("cross-encoder/nli-MiniLM2-L6-H768", write_entailment_model),
         ("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder),
+        ("dslim/bert-base-NER", write_token_classifier),
     ):
         hub.add(name, write(folder / name))

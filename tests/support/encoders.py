@@ -70,6 +70,11 @@ def write_classifier(folder: Path) -> Path:
     return write_encoder(folder, "BertForSequenceClassification", id2label={"0": "bad", "1": "fair", "2": "good"})
 
 
+def write_token_classifier(folder: Path) -> Path:
+    labels = {"0": "O", "1": "B-PER", "2": "I-PER", "3": "LOC"}
+    return write_encoder(folder, "BertForTokenClassification", id2label=labels)
+
+
 def write_entailment_model(folder: Path) -> Path:
     labels = {"0": "contradiction", "1": "neutral", "2": "entailment"}
     return write_encoder(folder, "BertForSequenceClassification", id2label=labels)

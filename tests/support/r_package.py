@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pangoling
 import pytest
 import torch
 from paths import R_PACKAGE
@@ -79,6 +80,7 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
         "labels": bert(architectures=["BertForSequenceClassification"], **labels, **settings),
         "states": bert(architectures=["BertModel"], **settings),
     }
+    encoders["pangoling"] = pangoling.masked_model(len(WORDS))
     for name, model in encoders.items():
         save_pretrained(model, folder / name, tokenizer)
     masked = AutoModelForMaskedLM.from_pretrained(folder / "masked").eval()
@@ -141,6 +143,11 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
             "texts": texts, "mean": torch.stack([run(encoder, tokenizer.encode(text).ids).mean(0) for text in texts]),
             "ids": np.array(pair.ids), "types": np.array(pair.type_ids),
             "states": run(encoder, pair.ids, pair.type_ids).unsqueeze(0),
+        },
+        "pangoling": {
+            "contexts": pangoling.CONTEXTS, "targets": pangoling.TARGETS, "after": pangoling.AFTER,
+            "targets_logprob": np.array(pangoling.TARGET_LOGPROBS), "texts": pangoling.SENTENCES,
+            "logprob": np.array(pangoling.MASK_LOGPROBS),
         },
     }  # fmt: skip
 

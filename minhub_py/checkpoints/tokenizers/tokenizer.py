@@ -375,6 +375,8 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Iterable[int] | Non
     unk = tokenizer.token_to_id("<unk>")
     # A character that is not decoded may be normalized, or encoded only as part of a longer token.
     candidates = sorted(set(text).difference(tokenizer.decode(sorted({id for id in ids if id != unk}))))
+    if isinstance(tokenizer.model, models.WordPiece):  # white space separates words, and has no tokens
+        candidates = [char for char in candidates if not char.isspace()]
     unknown: tuple[list[int], list[int | None]] = ([], [unk])
     return [char for char in candidates if tokenizer.encode(char, add_special_tokens=False).ids in unknown]
 

@@ -10,7 +10,7 @@
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
-#' @param model A text encoder with a sequence classification head, see
+#' @param model A model with a sequence classification head, see
 #'   [from_pretrained()].
 #' @param texts A character vector or a factor, or a data frame with a column
 #'   `text`. The result of a text that is `NA` is `NA`.
@@ -61,6 +61,60 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
   result
 }
 
+#' Label tokens, words and entities
+#'
+#' Finds the names of persons, places and others in texts, or labels each token,
+#' with a model for token classification such as named entity recognition.
+#'
+#' Longer texts are truncated at the maximum length of the model.
+#'
+#' @inheritParams generate
+#' @inheritParams word_logprobs
+#' @param model A text encoder with a token classification head, see
+#'   [from_pretrained()].
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. A text that is `NA` has no rows.
+#' @param aggregation How to join tokens. `"simple"` joins adjacent tokens of one
+#'   label, without its prefix `B-` or `I-`, unless a label begins with `B-`.
+#'   `"first"`, `"average"` and `"max"` do the same with words: a word has
+#'   the label of its first token, the most likely label of its mean
+#'   probabilities, or the label with the largest probability. `"none"` returns
+#'   each token.
+#' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
+#'   entities.
+#' @returns A data frame with one row per entity, in the order of the texts, and
+#'   the columns
+#'   * `text`: the number of the text, or a factor of the names of `texts`;
+#'   * `word`, `start` and `end`: the characters, and their positions in the text,
+#'     as in `substr(text, start, end)`;
+#'   * `label`: a factor;
+#'   * `prob`: the mean probability of the label of its tokens or words.
+#' @family functions for text encoders
+#' @examplesIf minhubpy:::is_ready(model = "dslim/bert-base-NER")
+#' model <- from_pretrained("dslim/bert-base-NER")
+#' classify_tokens(model, "Hamlet lives in Denmark.")
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+classify_tokens <- function(model, texts, aggregation = c("simple", "first", "average", "max", "none"), ignore = "O",
+                            tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  aggregation <- choice(aggregation, c("simple", "first", "average", "max", "none"))
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  labels <- names(texts)
+  texts <- check_words(texts, NULL, "texts")
+  settings <- list(
+    aggregation = aggregation, ignore = if (length(ignore)) texts(ignore), tokenizer = check_tokenizer(tokenizer)
+  )
+  job <- c(list(call = "classify_tokens", model = model, texts = texts), settings)
+  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
+    part <- do.call(ask, c(list("classify_tokens", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
+    part$frame$label <- factor(part$frame$label, part$labels)
+    part$frame
+  }, size = TEXTS_OF_PART, join = join_tokens)
+  result$text <- text_of_row(result$text, labels)
+  result
+}
+
 #' Sort texts by relevance
 #'
 #' Sorts texts by their relevance for a query, with a cross-encoder. A
@@ -69,8 +123,8 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
 #' results of [text_search()].
 #'
 #' @inheritParams generate
-#' @param model A text encoder with a sequence classification head of one label,
-#'   such as `"cross-encoder/ms-marco-MiniLM-L6-v2"`, or Qwen3-Reranker, see
+#' @param model A model with a sequence classification head of one label, such as
+#'   `"cross-encoder/ms-marco-MiniLM-L6-v2"`, or Qwen3-Reranker, see
 #'   [from_pretrained()].
 #' @param query A string.
 #' @param texts A character vector or a factor, or a data frame with a column
@@ -78,7 +132,8 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
 #' @param n The number of texts to return. `NULL`: all.
 #' @param raw_scores Whether to return the scores before the sigmoid.
 #' @param instruction The task of the retrieval, for Qwen3-Reranker. `NULL`: web
-#'   search.
+#'   search. A decoder with a classification head uses Qwen3-Reranker's prompt only
+#'   if an instruction is given.
 #' @returns A data frame, the most relevant text first, with the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
 #'   * `rank`: from 1;

@@ -1,7 +1,7 @@
 #' Plot next tokens, surprisals and replies
 #'
-#' The method for [next_tokens()] draws the probability of each token as a bar,
-#' with one panel per prompt.
+#' The methods for [next_tokens()] and [masked_tokens()] draw the probability of
+#' each token as a bar, with one panel per prompt or mask.
 #'
 #' The method for [token_logprobs()] draws the surprisal of each token, which is
 #' `-log2` of its probability, in bits. A token with a probability of 1 has a
@@ -23,8 +23,8 @@
 #' Bars and points show a space as a raised dot, a line end as `\n`, and a token
 #' without text as its token ID, such as `#7`.
 #'
-#' @param x The result of [next_tokens()] or [token_logprobs()], or some of its
-#'   rows, or a reply.
+#' @param x The result of [next_tokens()], [masked_tokens()] or
+#'   [token_logprobs()], or some of its rows, or a reply.
 #' @param text The texts to draw, by number or by name. By default, all. The plot
 #'   has at most 12 panels.
 #' @param type `"auto"`, `"bars"`, `"text"` or `"line"`.
@@ -64,6 +64,20 @@ plot.minhub_next_tokens <- function(x, most = 30, main = NULL, col = "#0072B2", 
   prompts <- if (is.null(x$prompt)) list(x) else split(x, factor(x$prompt, unique(x$prompt)))
   titles <- panel_titles(main, "Most likely next tokens", "prompt", x$prompt)
   draw_panels(titles, function(i) draw_next_tokens(utils::head(prompts[[i]], most), col), ...)
+  invisible(x)
+}
+
+#' @rdname plot.minhub
+#' @export
+plot.minhub_masked_tokens <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
+  check_plotted(x, c("mask", "token", "id", "prob"), "there is no token to plot: no text has a mask within the maximum length")
+  most <- whole_number(most, min = 1)
+  col <- check_color(col)
+  labels <- mask_labels(x)
+  masks <- factor(labels, unique(labels))
+  parts <- split(x, masks)
+  titles <- panel_titles(main, "Most likely tokens", "mask", masks)
+  draw_panels(titles, function(i) draw_next_tokens(utils::head(parts[[i]], most), col), ...)
   invisible(x)
 }
 

@@ -152,6 +152,9 @@ an_entailment_model <- function() {
 a_cross_encoder <- function() {
   the("cross", from_pretrained(encoder_folder("BertForSequenceClassification", "relevance", seed = 4)))
 }
+a_token_classifier <- function() {
+  the("tokens", from_pretrained(encoder_folder("BertForTokenClassification", c("O", "B-PER", "I-PER", "LOC"), seed = 6)))
+}
 # In the layout of sentence-transformers: mean pooling, normalization, prompts and a maximum length.
 a_sentence_model <- function() {
   the("sentence", {

@@ -31,6 +31,16 @@ test_that("the functions for masked models have transformers' and pangoling's va
   expect_false(isTRUE(all.equal(case$pll[[1L]], case$pll[[2L]])))
 })
 
+test_that("results equal those of pangoling itself", {
+  all <- encoder_reference()
+  case <- all$pangoling
+  model <- from_pretrained(file.path(all$folder, "pangoling"))
+  expect_near(masked_logprobs(model, case$contexts, case$targets, case$after), case$targets_logprob)
+  found <- masked_tokens(model, case$texts, n = ncol(case$logprob)) # tests/support/pangoling.py has all tokens in order of their IDs
+  rows <- split(found, interaction(found$mask, found$text, drop = TRUE))
+  expect_near(unname(t(vapply(rows, function(row) row$logprob[order(row$id)], numeric(ncol(case$logprob))))), case$logprob)
+})
+
 test_that("classification and hidden states have transformers' values", {
   all <- encoder_reference()
   case <- all$labels
@@ -313,4 +323,74 @@ test_that("the function for ragnar returns a matrix, a data frame or a function 
   expect_refused(embed_minhub("a", model, dtype = "float32"), "require the name of a model, not a model")
   skip_if_not_installed("tibble")
   expect_s3_class(embed(tibble::as_tibble(data)), "tbl_df")
+})
+
+test_that("missing texts have no rows of masked tokens, and a long job is resumed", {
+  model <- a_masked_model()
+  texts <- c(x = "The [MASK] is dead.", y = NA, z = "[MASK] [MASK]")
+  found <- masked_tokens(model, texts, n = 2)
+  expect_identical(as.character(found$text), rep(c("x", "z"), c(2L, 4L)))
+  expect_identical(levels(found$text), c("x", "y", "z"))
+  expect_identical(nrow(masked_tokens(model, c(NA, NA_character_))), 0L)
+  file <- tempfile(fileext = ".rds")
+  many <- rep(unname(texts), 200)
+  wanted <- masked_tokens(model, many, n = 2)
+  expect_equal(masked_tokens(model, many, n = 2, resume = file), wanted, tolerance = 1e-6)
+  keep_parts(file, 1L)
+  expect_equal(masked_tokens(model, many, n = 2, resume = file), wanted, tolerance = 1e-6)
+  expect_identical(parts_in(file), 3L)
+  expect_refused(masked_tokens(model, many, n = 3, resume = file), "belongs to another job")
+})
+
+test_that("masked tokens are summarized and plotted by mask", {
+  model <- a_masked_model()
+  found <- masked_tokens(model, c(x = "The [MASK] is dead.", y = "[MASK] [MASK]"), n = 3)
+  summed <- summary(found)
+  expect_named(summed, c("text", "mask", "token", "prob", "tokens", "together"))
+  expect_identical(as.character(summed$text), c("x", "y", "y"))
+  expect_identical(summed$mask, c(1L, 1L, 2L))
+  expect_identical(summed$token, found$token[c(1L, 4L, 7L)])
+  expect_equal(summed$together, colSums(matrix(found$prob, 3L)))
+  expect_named(summary(masked_tokens(model, "[MASK]")), c("mask", "token", "prob", "tokens", "together"))
+  expect_true(length(drawn(plot(found))) > 0L)
+  expect_error(plot(found[0, ]), "there is no token to plot")
+})
+
+test_that("texts beyond the maximum length have no result and one warning", {
+  model <- a_masked_model()
+  long <- strrep("good night ", 20)
+  expect_warning(
+    found <- masked_tokens(model, c("[MASK]", paste(long, "[MASK]"), paste("[MASK]", long, "[MASK]")), n = 1),
+    "no result for a mask beyond the model's maximum length, in text 2, 3: shorten the text", fixed = TRUE
+  )
+  expect_identical(found$text, c(1L, 3L))
+  expect_warning(found <- masked_logprobs(model, c(long, "the"), c("king", "king")), "a target beyond .* in text 1:")
+  expect_identical(is.na(unname(found)), c(TRUE, FALSE))
+  expect_warning(found <- pseudo_logprobs(model, c("the king", long, NA, " ")), "a text beyond .* in text 2:")
+  expect_identical(found$text, c(1L, 1L))
+})
+
+test_that("entities have the characters of their texts", {
+  model <- a_token_classifier()
+  texts <- c(a = "the king, what news?", b = NA, c = "Kings lives")
+  for (aggregation in c("simple", "first", "none")) {
+    found <- classify_tokens(model, texts, aggregation, ignore = NULL)
+    expect_named(found, c("text", "word", "start", "end", "label", "prob"))
+    expect_identical(found$word, substr(texts[as.character(found$text)], found$start, found$end), ignore_attr = TRUE)
+    expect_setequal(as.character(found$text), c("a", "c"))
+    expect_identical(levels(found$label), if (aggregation == "none") c("O", "B-PER", "I-PER", "LOC") else c("O", "PER", "LOC"))
+    expect_true(all(found$prob > 0 & found$prob <= 1))
+  }
+  expect_identical(found$word, c("the", "king", ",", "what", "news", "?", "King", "s", "lives"))
+  labels <- levels(found$label)
+  logits <- model(tokenizer_from_pretrained(attr(model, "self")$how$arguments$identifier)$encode(texts[["c"]])$ids)[1, , ]
+  expect_identical(as.character(found$label[7:9]), labels[max.col(logits)[2:4]])
+  expect_false(any(classify_tokens(model, texts, ignore = c("PER", "O"))$label %in% c("PER", "O")))
+  expect_identical(classify_tokens(model, data.frame(text = unname(texts)))$text, match(classify_tokens(model, texts)$text, names(texts)))
+  file <- tempfile(fileext = ".rds")
+  many <- rep(unname(texts), 100)
+  expect_equal(classify_tokens(model, many, "none", resume = file), classify_tokens(model, many, "none"), tolerance = 1e-5)
+  expect_refused(classify_tokens(a_classifier(), "a"), "needs a token classification head")
+  expect_refused(classify_texts(model, "a"), "use classify_tokens() for its token classification head")
+  expect_refused(generate(model, "a"), "use text_embeddings() or classify_tokens()")
 })
