@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Grammar, GrammarError
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -111,14 +112,15 @@ class Engine(EngineThread[Request]):
     max_length: maximum number of tokens of a sequence, including the prompt.
     queue_size: maximum number of waiting requests.
     prefix_bytes: size of the prefix cache.
+    disk: the prefix cache on disk, closed with the engine.
     """
 
     def __init__(
         self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
-        prefix_bytes: int = 2**28,
+        prefix_bytes: int = 2**28, disk: DiskCache | None = None,
     ) -> None:  # fmt: skip
         super().__init__(batch_size, max_length, queue_size)
-        self.model, self.tokenizer, self.prefix_bytes = model, tokenizer, prefix_bytes
+        self.model, self.tokenizer, self.prefix_bytes, self.disk = model, tokenizer, prefix_bytes, disk
         self.running: dict[int, Request] = {}  # by row of the batch
         self.start()
 
@@ -141,9 +143,12 @@ class Engine(EngineThread[Request]):
                 self._receive(wait=False)
                 for request in [*self.running.values(), *self.waiting]:
                     self._fail(request, Failure("shutdown", "the server is shutting down"))
+                if self.disk is not None:
+                    self.disk.close()
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, chunk=PREFILL_CHUNK)
+        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, disk=self.disk,
+                     chunk=PREFILL_CHUNK)  # fmt: skip
 
     def _step(self, batch: Batch) -> Batch:
         """Run one step. Returns the batch, or a new one after an exception."""
