@@ -32,7 +32,6 @@ from contextlib import suppress
 from copy import copy
 from functools import cache as cached
 from pathlib import Path
-from reprlib import repr as brief
 from threading import Lock
 from typing import Any
 
@@ -69,7 +68,7 @@ class DiskCache:
             self._write(self.root / uuid.uuid4().hex, []).unlink()
         except OSError as error:
             raise ValueError(
-                f"the cache folder {brief(str(folder))} cannot be written ({error.strerror}): choose another folder, "
+                f"the cache folder {str(folder)!r} cannot be written ({error.strerror}): choose another folder, "
                 "or change its mode"
             ) from error
         self.key: str | None = None
@@ -109,7 +108,7 @@ class DiskCache:
     def load(self, ids: Sequence[int], known: int) -> "Future[CachedPrefix | None] | None":
         """Read the longest prefix of a prompt with more than `known` tokens, at most all tokens except the last.
 
-        None: the prompt is too short. The future's result is None without a match.
+        Returns None if the prompt is too short. The future's result is None without a match.
         """
         if self.key is None or len(ids) - 1 < max(BLOCK, known + 1):
             return None
