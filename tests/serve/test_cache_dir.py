@@ -1,11 +1,13 @@
 """`--cache-dir`: prefixes survive a restart of the server, and a killed server leaves no wrong reply."""
 
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,3 +150,47 @@ def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
     print(f"{KILLS} kills, {interrupted} of them during a write; {cached} of {2 * KILLS} replies from the disk")
     assert interrupted > 0
     assert cached > 0
+
+
+@pytest.mark.soak
+def test_many_clients_with_schemas_get_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
+    """64 clients, streams and schemas mixed, with a prefix cache in memory that is too small and one on disk."""
+    pytest.importorskip("llguidance")
+    system = [SYSTEM, {"role": "system", "content": "Another introduction of many words. " * 8}]
+
+    def body(number: int) -> dict:
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+                  "required": ["n"], "additionalProperties": False}  # fmt: skip
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        messages = [system[number % 2], *user(f"Question {number % 8}")]
+        settings = {"messages": messages, "seed": number, "max_tokens": 5 + number}
+        return {**settings, "response_format": form} if number % 3 == 0 else settings
+
+    def ask(http: httpx2.Client, number: int, stream: bool) -> str:
+        if not stream:
+            reply = http.post("/v1/chat/completions", json=body(number)).raise_for_status().json()
+            return reply["choices"][0]["message"]["content"]
+        lines = http.post("/v1/chat/completions", json={**body(number), "stream": True}).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+    alone = served("alone", folder, batch_size=1, prefix_bytes=1)
+    with (
+        BackgroundServer(Server(Models([alone])), grace=1) as address,
+        httpx2.Client(base_url=address, timeout=60) as http,
+    ):
+        expected = [ask(http, number, False) for number in range(32)]
+    for _ in range(3):  # each a restart
+        model = served("many", folder, queue_size=100, prefix_bytes=300_000, disk=DiskCache(tmp_path, 5_000_000))
+        with BackgroundServer(Server(Models([model])), grace=5) as address, ThreadPoolExecutor(64) as pool:
+
+            def client(seed: int, address: str = address) -> None:
+                chance = random.Random(seed)
+                with httpx2.Client(base_url=address, timeout=120) as http:
+                    for _ in range(6):
+                        number = chance.randrange(32)
+                        assert ask(http, number, chance.random() < 0.5) == expected[number]
+
+            list(pool.map(client, range(64)))
+        assert model.engine.counts["failed"] == 0
+        assert model.engine.counts["cached"] > 0
