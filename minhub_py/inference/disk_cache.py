@@ -209,7 +209,8 @@ class DiskCache:
     def _store(self, prefix: CachedPrefix, folder: Path) -> None:
         try:
             if self.writing:
-                self._store_files(prefix, folder)
+                with suppress(FileNotFoundError):  # the folder or a partial file is deleted meanwhile
+                    self._store_files(prefix, folder)
         except OSError as error:
             self.writing = False
             self._note(f"not written any more ({error.strerror}): replies continue without; free space and restart")
@@ -243,10 +244,11 @@ class DiskCache:
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.writelines(parts)
             os.replace(partial, path)
-        except OSError:
+        except OSError as error:
             with suppress(OSError):
                 partial.unlink()
-            raise
+            if not (isinstance(error, PermissionError) and path.exists()):  # Windows: another program has it open
+                raise
         return path
 
     def _make_room(self, size: int) -> None:

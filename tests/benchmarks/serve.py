@@ -139,12 +139,15 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
     """Print the duration of a reply while prefixes of other requests are written, and the effect of a restart."""
     chance = random.Random(1)
     prompts = [chance.choices(range(size), k=500) for _ in range(8 * rounds)]
-    durations: dict[str, list[float]] = {"without": [], "with": []}
+    durations: dict[str, list[float]] = {"without": [], "with": [], "alone": []}
     for number in range(2 * rounds):
         name = ("without", "with")[number % 2]
         options = ["--cache-dir", f"{scratch}/cache-{number}"] if name == "with" else []
         with running([*command, *options], port) as (http, _):
             first_id(http, prompts[0][:100])
+            started = time.perf_counter()
+            ask(http, chance.choices(range(size), k=8), 128)
+            durations["alone"].append(time.perf_counter() - started)
             others = [threading.Thread(target=lambda part=part: [ask(http, prompt, 1) for prompt in part])
                       for part in (prompts[:4], prompts[4:8])]  # fmt: skip
             for thread in others:
@@ -155,7 +158,7 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             for thread in others:
                 thread.join()
     ratio = median(durations["with"]) / median(durations["without"])
-    print(f"128 ids beside 8 prompts of 500: {median(durations['without']):.3f} s without --cache-dir, "
+    print(f"128 ids alone: {median(durations['alone']):.3f} s; beside 8 prompts of 500: {median(durations['without']):.3f} s without --cache-dir, "
           f"{median(durations['with']):.3f} s with: {ratio:.2f}x")  # fmt: skip
     prefix, times = chance.choices(range(size), k=1000), []
     for _ in range(2):
@@ -163,6 +166,25 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             first_id(http, prompts[0][:10])
             times.append(first_id(http, [*prefix, 1, 2, 3]))
     print(f"first id of 1,003: {times[0]:.3f} s; after a restart: {times[1]:.3f} s", flush=True)
+    with running([*command, "--cache-dir", f"{scratch}/restart", "--keep", "1MB"], port) as (http, _):
+        stop, restored = threading.Event(), [0]
+
+        def restore() -> None:
+            while not stop.is_set():
+                ask(http, [*prefix, 7], 1)
+                restored[0] += 1
+
+        thread = threading.Thread(target=restore)
+        times = []
+        for beside in (False, True):
+            if beside:
+                thread.start()
+            started = time.perf_counter()
+            ask(http, chance.choices(range(size), k=8), 128)
+            times.append(time.perf_counter() - started)
+        stop.set()
+        thread.join()
+    print(f"128 ids alone: {times[0]:.3f} s; beside {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
 
 
 def free_port() -> int:

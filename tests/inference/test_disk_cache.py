@@ -6,6 +6,7 @@ state (LSTM), recurrent and attention layers (Qwen 3.5), an encoder cache (T5).
 
 import os
 import random
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -231,6 +232,18 @@ def test_a_full_disk_stops_writing_with_one_note(tmp_path: Path, capfd) -> None:
     assert files(tmp_path) == before
     [line] = capfd.readouterr().err.splitlines()
     assert "is not written any more (File too large)" in line
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_created_again(tmp_path: Path, capfd) -> None:
+    model, disk = new("gpt2"), DiskCache(tmp_path / "cache", 10**9)
+    for seed in range(2):
+        batch = Batch(model, 1, CONTEXT, prefix_bytes=1, chunk=50, disk=disk)
+        assert reply(batch, text(seed, 150))[0] == computed(model, text(seed, 150))
+        disk.flush()
+        assert len(files(tmp_path)) == 2
+        shutil.rmtree(tmp_path / "cache")
+    disk.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_programs_share_a_folder(tmp_path: Path) -> None:
