@@ -157,9 +157,9 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             durations[name].append(time.perf_counter() - started)
             for thread in others:
                 thread.join()
-    ratio = median(durations["with"]) / median(durations["without"])
-    print(f"128 ids alone: {median(durations['alone']):.3f} s; beside 8 prompts of 500: {median(durations['without']):.3f} s without --cache-dir, "
-          f"{median(durations['with']):.3f} s with: {ratio:.2f}x")  # fmt: skip
+    seconds = {name: median(values) for name, values in durations.items()}
+    print(f"128 ids alone: {seconds['alone']:.3f} s; beside 8 prompts of 500: {seconds['without']:.3f} s without "
+          f"--cache-dir, {seconds['with']:.3f} s with: {seconds['with'] / seconds['without']:.2f}x")  # fmt: skip
     prefix, times = chance.choices(range(size), k=1000), []
     for _ in range(2):
         with running([*command, "--cache-dir", f"{scratch}/restart"], port) as (http, _):
