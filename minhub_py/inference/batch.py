@@ -152,6 +152,11 @@ class Batch:
         """The number of active sequences."""
         return len(self.rows) + len(self.joining)
 
+    @property
+    def decoding(self) -> int:
+        """The number of active sequences whose prompt is complete."""
+        return sum(not row.in_prefill for row in self.rows)
+
     def admit(
         self,
         ids: Sequence[int],
@@ -229,8 +234,10 @@ class Batch:
         return events
 
     @torch.inference_mode()
-    def advance(self) -> list[Event]:
+    def advance(self, *, prefill: bool = True) -> list[Event]:
         """Run one step: at least one new token of each sequence, in order of admission, or the error that ends it.
+
+        prefill: False to continue only the sequences whose prompt is complete.
 
         The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change other sequences. With
         chunked prefill, a sequence has no event until its prompt is complete.
@@ -241,11 +248,9 @@ class Batch:
         for rows in ([row for row in ready if not row.targets], [row for row in ready if row.targets]):
             if rows:
                 events += self._continue(rows, self._extend(rows))
-        self._join()
-        if self.chunk is None:
-            events += self._prefill()
-        else:
-            events += self._prefill_chunk(self.chunk)
+        if prefill:
+            self._join()
+            events += self._prefill() if self.chunk is None else self._prefill_chunk(self.chunk)
         for row in [row for row in self.rows if row.stop_reason]:
             self._leave(row)
         return events

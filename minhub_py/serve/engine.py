@@ -122,6 +122,8 @@ class Engine(EngineThread[Request]):
         super().__init__(batch_size, max_length, queue_size)
         self.model, self.tokenizer, self.prefix_bytes, self.disk = model, tokenizer, prefix_bytes, disk
         self.running: dict[int, Request] = {}  # by row of the batch
+        self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
+        self.decode_seconds = 0.0  # of the latest step without prefill
         self.start()
 
     @property
@@ -175,8 +177,26 @@ class Engine(EngineThread[Request]):
             except Exception as error:  # concerns this request only
                 self._fail(request, failure_of(error))
         if self.running:
-            for event in batch.advance():
+            for event in self._events(batch):
                 self._process(batch, event)
+
+    def _events(self, batch: Batch) -> list[Event]:
+        """Run one step. Prompts take at most half of the time while replies are generated.
+
+        A prefill chunk takes as long as many decoding steps, so that long prompts would delay all replies: decoding
+        steps of the same duration follow it.
+        """
+        start, decoding = time.monotonic(), batch.decoding
+        prefill = not decoding or self.prefill_seconds <= 0
+        events = batch.advance(prefill=prefill)
+        seconds = time.monotonic() - start
+        if not prefill:
+            self.decode_seconds = seconds
+            self.prefill_seconds -= seconds
+        else:
+            # Two decoding steps: the one of this step, and a prefill of the same duration.
+            self.prefill_seconds = seconds - 2 * self.decode_seconds if decoding else 0.0
+        return events
 
     def _admit(self, batch: Batch, request: Request) -> int:
         """Add a request to a batch with the tokens generated so far. Returns its row."""
