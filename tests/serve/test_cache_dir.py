@@ -111,6 +111,7 @@ KILLS = 50
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(4))
 def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
     bpe_folder: Path, tmp_path: Path, part: int
