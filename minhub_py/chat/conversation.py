@@ -26,9 +26,11 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
-from minhub_py.inference.batch import Batch, CachedPrefix, Event, identity_of_weights
+from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
+from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 
 TextStream = Generator[str, None, None]
@@ -153,6 +155,9 @@ class Chat:
         system: System prompt.
         template: Chat template; the default is loaded from the tokenizer's folder or GGUF file.
         context: Maximum number of tokens of a prompt and its reply; by default the model's, at most 8192.
+        cache_dir: Folder in which the prefix cache is also stored, so that it survives the program; replies do not
+            change. Created if it is missing. The first reply hashes the weights.
+        cache_size: Maximum size of `cache_dir` in bytes. The least recently used prefixes are deleted.
         settings: Fields of `Settings`. Sampling settings default to the model's generation_config.json, and without
             one to temperature 0.7 and top_p 0.95.
 
@@ -162,7 +167,8 @@ class Chat:
         reply_count: Number of replies generated so far, including replaced ones. It determines the next reply's seed.
 
     Raises:
-        ValueError: The model or tokenizer has the wrong type, the model is an encoder-decoder, or a setting is invalid.
+        ValueError: The model or tokenizer has the wrong type, the model is an encoder-decoder, a setting is invalid,
+            or `cache_dir` cannot be written.
     """
 
     def __init__(
@@ -173,6 +179,8 @@ class Chat:
         *,
         template: ChatTemplate | None = None,
         context: int | None = None,
+        cache_dir: str | Path | None = None,
+        cache_size: int = 10**10,
         **settings: Any,
     ) -> None:
         self.model = decoder_of(model, "Chat()")
@@ -189,6 +197,7 @@ class Chat:
         self.events: list[Event] = []
         self.reply_count = 0
         self._prefixes: list[CachedPrefix] = []
+        self._disk = None if cache_dir is None else DiskCache(cache_dir, whole("cache_size", cache_size, 1))
         self._weights: Any = None  # identifies the weights that computed the prefixes
         self._vocabulary: Vocabulary | None = None
 
@@ -398,8 +407,10 @@ class Chat:
 
     def _batch(self) -> Batch:
         """A batch for one reply, with the prefix cache unless the weights have changed, for example by training."""
-        batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES)
         weights = identity_of_weights(self.model)
+        if weights != self._weights and self._disk is not None:
+            self._disk.weights_changed()
+        batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES, disk=self._disk)
         if weights == self._weights:
             batch.prefixes = self._prefixes
         self._weights = weights

@@ -39,12 +39,16 @@ DEFAULT_CONTEXT = 4096
               metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
 @click.option("--keep", type=Bytes(), default="512MB", show_default=True,
               help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
+@click.option("--cache-dir", type=click.Path(file_okay=False), metavar="FOLDER",
+              help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
+@click.option("--cache-size", type=Bytes(), default="10GB", show_default=True,
+              help="Maximum size of --cache-dir; the least recently used prefixes are deleted.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, log: bool, revision: str, device: str, dtype: str,
-    quantize: str | None,
+    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int, log: bool,
+    revision: str, device: str, dtype: str, quantize: str | None,
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -70,7 +74,8 @@ def serve(
     check_host(host, api_key)
     run(
         models, lambda name: load_served(name, revision, device, dtype, quantize), host=host, port=port, key=api_key,
-        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep, log=log,
+        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep,
+        cache_dir=cache_dir, cache_size=cache_size, log=log,
     )  # fmt: skip
 
 
@@ -94,7 +99,8 @@ def load_served(name: str, revision: str, device: str, dtype: str, quantize: str
 
 def run(
     identifiers: Sequence[str], load: Callable[[str], tuple[Any, Any, Any]], *, host: str, port: int, key: str | None,
-    origins: Sequence[str], rows: int, context: int | None, waiting: int, seconds: float, keep: int, log: bool,
+    origins: Sequence[str], rows: int, context: int | None, waiting: int, seconds: float, keep: int,
+    cache_dir: str | None, cache_size: int, log: bool,
 ) -> None:  # fmt: skip
     """Serve models; `load` returns a model, its tokenizer and its chat template.
 
@@ -115,7 +121,10 @@ def run(
     try:
         for identifier, name in zip(identifiers, names, strict=True):
             model, tokenizer, template = load(identifier)
-            engine = engine_for(model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep)
+            engine = engine_for(
+                model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep, cache_dir=cache_dir,
+                cache_size=cache_size,
+            )  # fmt: skip
             served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
             if template.note and served[-1].task == "completion":
                 note(f"Note: {name} has {template.note}")
@@ -128,9 +137,14 @@ def run(
 
 
 def engine_for(
-    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28
-) -> "EngineThread[Any]":
-    """The engine of a model. ValueError: `context` exceeds the model's context length; encoders do not use it."""
+    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28,
+    cache_dir: str | None = None, cache_size: int = 10**10,
+) -> "EngineThread[Any]":  # fmt: skip
+    """The engine of a model. Encoders do not use `context` and `cache_dir`.
+
+    ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.
+    """
+    from minhub_py.inference.disk_cache import DiskCache
     from minhub_py.models.base import Encoder
     from minhub_py.serve.encoder_engine import EncoderEngine
     from minhub_py.serve.engine import Engine
@@ -140,7 +154,10 @@ def engine_for(
         lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
         return EncoderEngine(model, min(length for length in lengths if length is not None), rows + waiting)
     length = length_of(model, context, name)
-    return Engine(model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep)
+    disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
+    return Engine(
+        model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep, disk=disk
+    )
 
 
 def length_of(model: Any, requested: int | None, name: str) -> int:

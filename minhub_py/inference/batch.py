@@ -21,6 +21,8 @@ only, so that the exception for bfloat16 does not apply; its prefill is slower.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal
@@ -28,10 +30,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Matcher
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
+from minhub_py.inference.prefixes import CachedPrefix, common_prefix
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
@@ -70,14 +74,6 @@ class Event:
     error: ValueError | None = None
 
 
-@dataclass(frozen=True)
-class CachedPrefix:
-    """An entry of the prefix cache: token IDs, and a cache of one row that contains them."""
-
-    ids: list[int]
-    cache: Cache
-
-
 @dataclass
 class Row:
     """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start` tokens first.
@@ -101,6 +97,7 @@ class Row:
     matcher: Matcher | None = None
     slot: int = -1
     in_prefill: bool = True
+    loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
     draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
     stop_reason: Literal["stop", "length", "error"] | None = None
 
@@ -119,6 +116,7 @@ class Batch:
         prompt and output are limited separately.
     prefix_bytes: size of the prefix cache, which stores up to MAX_PREFIXES finished sequences (least recently used are
         evicted). A prompt copies its longest common prefix with a cached or active sequence.
+    disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
     runner: an existing runner of this model.
     """
@@ -130,6 +128,7 @@ class Batch:
         max_length: int,
         *,
         prefix_bytes: int = 0,
+        disk: DiskCache | None = None,
         chunk: int | None = None,
         runner: Runner | None = None,
     ) -> None:
@@ -146,11 +145,17 @@ class Batch:
         self.prefix_bytes, self.chunk = prefix_bytes, chunk
         self.exact = prefix_bytes > 0 or chunk is not None
         self.prefixes: list[CachedPrefix] = []  # least recently used first
+        self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
         self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
     def __len__(self) -> int:
         """The number of active sequences."""
         return len(self.rows) + len(self.joining)
+
+    @property
+    def decoding(self) -> int:
+        """The number of active sequences whose prompt is complete."""
+        return sum(not row.in_prefill for row in self.rows)
 
     def admit(
         self,
@@ -229,8 +234,10 @@ class Batch:
         return events
 
     @torch.inference_mode()
-    def advance(self) -> list[Event]:
+    def advance(self, *, prefill: bool = True) -> list[Event]:
         """Run one step: at least one new token of each sequence, in order of admission, or the error that ends it.
+
+        prefill: False to continue only the sequences whose prompt is complete.
 
         The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change other sequences. With
         chunked prefill, a sequence has no event until its prompt is complete.
@@ -241,11 +248,9 @@ class Batch:
         for rows in ([row for row in ready if not row.targets], [row for row in ready if row.targets]):
             if rows:
                 events += self._continue(rows, self._extend(rows))
-        self._join()
-        if self.chunk is None:
-            events += self._prefill()
-        else:
-            events += self._prefill_chunk(self.chunk)
+        if prefill:
+            self._join()
+            events += self._prefill() if self.chunk is None else self._prefill_chunk(self.chunk)
         for row in [row for row in self.rows if row.stop_reason]:
             self._leave(row)
         return events
@@ -267,6 +272,7 @@ class Batch:
         texts = {}
         for row in rows:
             begin = context_start(len(row.text), self.context)
+            self._start_loading(row)
             texts[row.slot] = row.text[begin + self._copy_prefix(row) :]
             row.in_prefill = False
         return self._continue(rows, self.runner.forward(texts, self.cache, exact=self.exact))
@@ -274,14 +280,21 @@ class Batch:
     def _prefill_chunk(self, room: int) -> list[Event]:
         """Prefill at most `room` prompt tokens in order of admission.
 
-        Prompts are prefilled one after the other, so that a common prefix is computed once.
+        Prompts are prefilled one after the other, so that a common prefix is computed once. Others continue while a
+        prefix is read from the disk.
         """
         events: list[Event] = []
+        loading: list[Future[CachedPrefix | None]] = []
+        unused = room
         for row in sorted((row for row in self.rows if row.in_prefill), key=lambda row: row.key):
             if room == 0:
                 break
             begin = context_start(len(row.text), self.context)
             if self.cache.lengths[row.slot] == 0:
+                self._start_loading(row)
+                if row.loading is not None and not row.loading.done():
+                    loading.append(row.loading)
+                    continue
                 self._copy_prefix(row)
             begin += self.cache.lengths[row.slot]
             ids = row.text[begin : begin + room]
@@ -290,12 +303,37 @@ class Batch:
             if begin + len(ids) == len(row.text):
                 row.in_prefill = False
                 events += self._continue([row], logits)
+        if loading and room == unused and all(row.in_prefill for row in self.rows):  # there is nothing else to do
+            wait_for(loading, return_when=FIRST_COMPLETED)
         return events
+
+    def _start_loading(self, row: Row) -> None:
+        """Look for a prefix on disk that is longer than those in memory."""
+        if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
+            return
+        known, *_ = self._longest_prefix(row)
+        row.loading = self.disk.load(row.text, known)
 
     def _copy_prefix(self, row: Row) -> int:
         """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens."""
         if context_start(len(row.text), self.context) > 0:
             return 0
+        loaded = None if row.loading is None else row.loading.result()
+        best, source, slot, used = self._longest_prefix(row, loaded)
+        if source is not None:
+            self.cache.set_row(row.slot, source, slot, best)
+        if used is not None:
+            self._cache_prefix(used)
+        self.cached_tokens[row.key] = best
+        return best
+
+    def _longest_prefix(
+        self, row: Row, loaded: CachedPrefix | None = None
+    ) -> tuple[int, Cache | None, int, CachedPrefix | None]:
+        """The number of tokens of the longest common prefix, its cache and slot, and its entry of the prefix cache.
+
+        loaded: a prefix in addition to those in memory.
+        """
         best, source, slot = 0, None, 0
         for active in self.rows:
             if (
@@ -307,17 +345,11 @@ class Batch:
                 if length > best and self.cache.has_prefix(active.slot, length):
                     best, source, slot = length, self.cache, active.slot
         used = None
-        for prefix in self.prefixes:
+        for prefix in self.prefixes if loaded is None else [*self.prefixes, loaded]:
             length = common_prefix(row.text[:-1], prefix.ids)
             if length > best and prefix.cache.has_prefix(0, length):
                 best, source, slot, used = length, prefix.cache, 0, prefix
-        if source is not None:
-            self.cache.set_row(row.slot, source, slot, best)
-        if used is not None:
-            self.prefixes.remove(used)
-            self.prefixes.append(used)
-        self.cached_tokens[row.key] = best
-        return best
+        return best, source, slot, used
 
     def _extend(self, rows: list[Row]) -> Tensor:
         """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
@@ -429,30 +461,18 @@ class Batch:
         if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
             return
         new = CachedPrefix(ids, self.cache.copy_of(row.slot))
+        self._cache_prefix(new)
+        if self.disk is not None:
+            self.disk.store(new)
+
+    def _cache_prefix(self, new: CachedPrefix) -> None:
+        """Add an entry to the prefix cache, or make it the most recently used one."""
         # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
         self.prefixes = [
             prefix for prefix in self.prefixes
-            if prefix.ids != ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
+            if prefix.ids != new.ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
         ] + [new]  # fmt: skip
         while (
             len(self.prefixes) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.prefixes) > self.prefix_bytes
         ):
             self.prefixes.pop(0)
-
-
-def identity_of_weights(model: LanguageModel) -> list[object]:
-    """A value that differs after a change of the model's weights: a prefix cache belongs to its weights."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    # New weights may be at the address of freed ones: a weak reference to the storage distinguishes them.
-    return [(StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(),
-             0 if tensor.is_inference() else tensor._version, tensor.dtype)
-            for tensor in (*model.parameters(), *model.buffers())]  # fmt: skip
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of tokens that two sequences have in common at their beginning."""
-    length = min(len(first), len(second))
-    if first[:length] == second[:length]:  # comparing lists is much faster than a loop
-        return length
-    return next(i for i in range(length) if first[i] != second[i])

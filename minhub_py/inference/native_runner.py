@@ -49,6 +49,7 @@ class NativeRunner(TorchRunner):
         if self.library is None:
             raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
         check_unmodified(model)
+        self.kernels = library.kernels()
         self.program = program = Program()
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = program.translate(model.steps())

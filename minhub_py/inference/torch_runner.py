@@ -21,6 +21,7 @@ class Runner(Protocol):
     """Runs a model on sequences with a KV cache: by its `forward` (PyTorch) or by its `steps` (C)."""
 
     supports_drafts: bool  # whether several tokens per call are bitwise identical to one token per call
+    kernels: str | None  # of the results with `exact`; None if they depend on the number of tokens per call
 
     def new_cache(self, rows: int, size: int) -> Cache:
         """A cache for `forward` with `rows` rows of at most `size` positions."""
@@ -44,6 +45,7 @@ class TorchRunner:
     """Runs the model's `forward`: each sequence separately, in chunks, or one token of all rows together."""
 
     supports_drafts = False
+    kernels: str | None = None
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

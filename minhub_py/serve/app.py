@@ -14,11 +14,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import embeddings, ollama, openai
-from minhub_py.serve.engine import token_text
+from minhub_py.serve import embeddings, ollama, openai, tokenization
 from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
-from minhub_py.serve.validation import RequestError, invalid
+from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
@@ -148,26 +147,6 @@ async def metrics(request: HTTPRequest) -> Response:
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-async def tokenize(request: HTTPRequest) -> Response:
-    """POST /tokenize: the token IDs of `content`, as in llama.cpp's server."""
-    served, fields = await server_of(request).read_with_model(request)
-    content, with_pieces = fields.string("content") or "", fields.boolean("with_pieces")
-    ids = await served.tokenize(content, "content", add_special_tokens=fields.boolean("add_special"))
-    if with_pieces:
-        texts = await served.texts.run(lambda: [token_text(served.tokenizer, id) for id in ids])
-        return JSONResponse({"tokens": [{"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)]})
-    return JSONResponse({"tokens": ids})
-
-
-async def detokenize(request: HTTPRequest) -> Response:
-    """POST /detokenize: the text of `tokens`."""
-    served, fields = await server_of(request).read_with_model(request)
-    tokens = fields.get("tokens")
-    if not isinstance(tokens, list):
-        raise invalid("tokens must be a list of token IDs", "tokens")
-    return JSONResponse({"content": served.tokenizer.decode(served.check_ids(tokens), skip_special_tokens=False)})
-
-
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
@@ -177,15 +156,16 @@ async def apply_template(request: HTTPRequest) -> Response:
 
 
 Endpoint = Callable[[HTTPRequest], Awaitable[Response]]
-GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": openai.model, "/health": health}
+GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": openai.model, "/health": health,
+                             "/tokenizer_info": tokenization.tokenizer_info}  # fmt: skip
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": openai.completions,
     "/responses": openai.responses,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
-    "/tokenize": tokenize,
-    "/detokenize": detokenize,
+    "/tokenize": tokenization.tokenize,
+    "/detokenize": tokenization.detokenize,
     "/apply-template": apply_template,
 }
 OLLAMA_GETS: dict[str, Endpoint] = {"/tags": ollama.tags, "/ps": ollama.running, "/version": ollama.version}

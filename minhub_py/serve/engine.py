@@ -17,9 +17,11 @@ from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.inference.batch import Batch, Event, identity_of_weights
+from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Grammar, GrammarError
 from minhub_py.inference.native.library import MAX_TOKENS
+from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine_thread import EngineThread, Failure
 from minhub_py.system.console import note
@@ -112,16 +114,19 @@ class Engine(EngineThread[Request]):
     max_length: maximum number of tokens of a sequence, including the prompt.
     queue_size: maximum number of waiting requests.
     prefix_bytes: size of the prefix cache.
+    disk: the prefix cache on disk, closed with the engine.
     """
 
     def __init__(
         self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
-        prefix_bytes: int = 2**28,
+        prefix_bytes: int = 2**28, disk: DiskCache | None = None,
     ) -> None:  # fmt: skip
         super().__init__(batch_size, max_length, queue_size)
-        self.model, self.tokenizer, self.prefix_bytes = model, tokenizer, prefix_bytes
+        self.model, self.tokenizer, self.prefix_bytes, self.disk = model, tokenizer, prefix_bytes, disk
         self.running: dict[int, Request] = {}  # by row of the batch
         self.weights: list[object] = []  # identity of the weights of the batch
+        self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
+        self.decode_seconds = 0.0  # of the latest step without prefill
         self.start()
 
     @property
@@ -145,14 +150,20 @@ class Engine(EngineThread[Request]):
                 self._receive(wait=False)
                 for request in [*self.running.values(), *self.waiting]:
                     self._fail(request, Failure("shutdown", "the server is shutting down"))
+                if self.disk is not None:
+                    self.disk.close()
 
     def _is_current(self) -> bool:
         """Whether the model still has the weights of the batch."""
         return identity_of_weights(self.model) == self.weights
 
     def _new_batch(self) -> Batch:
-        self.weights = identity_of_weights(self.model)
-        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, chunk=PREFILL_CHUNK)
+        identity = identity_of_weights(self.model)
+        if self.weights and identity != self.weights and self.disk is not None:
+            self.disk.weights_changed()
+        self.weights = identity
+        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, disk=self.disk,
+                     chunk=PREFILL_CHUNK)  # fmt: skip
 
     def _step(self, batch: Batch) -> Batch:
         """Run one step. Returns the batch, or a new one after an exception."""
@@ -179,8 +190,26 @@ class Engine(EngineThread[Request]):
             except Exception as error:  # concerns this request only
                 self._fail(request, failure_of(error))
         if self.running:
-            for event in batch.advance():
+            for event in self._events(batch):
                 self._process(batch, event)
+
+    def _events(self, batch: Batch) -> list[Event]:
+        """Run one step. Prompts take at most half of the time while replies are generated.
+
+        A prefill chunk takes as long as many decoding steps, so that long prompts would delay all replies: decoding
+        steps of the same duration follow it.
+        """
+        start, decoding = time.monotonic(), batch.decoding
+        prefill = not decoding or self.prefill_seconds <= 0
+        events = batch.advance(prefill=prefill)
+        seconds = time.monotonic() - start
+        if not prefill:
+            self.decode_seconds = seconds
+            self.prefill_seconds -= seconds
+        else:
+            # Two decoding steps: the one of this step, and a prefill of the same duration.
+            self.prefill_seconds = seconds - 2 * self.decode_seconds if decoding else 0.0
+        return events
 
     def _admit(self, batch: Batch, request: Request) -> int:
         """Add a request to a batch with the tokens generated so far. Returns its row."""

@@ -5,8 +5,8 @@ Source: OpenAI's API reference. Comments explain adaptations to clients that dev
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -192,11 +192,17 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
     prompt_tokens = sum(map(len, prompts))
 
     def generated(tokens: Sequence[Token]) -> list[Token]:
+        if echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
+            return [replace(token, text="") if token.id in settings["stop_ids"] else token for token in tokens]
         return [token for token in tokens if token.id not in settings["stop_ids"]]
 
     def choice(index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
         logprobs = None if top is None else completion_logprobs(tokens, top)
         return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
+
+    def prompt_tokens_of(number: int, scored: Sequence[Token]) -> list[Token]:
+        first_id = prompts[number][0]
+        return [Token(first_id, token_text(served.tokenizer, first_id), None, ()), *scored]
 
     async def complete() -> dict[str, Any]:
         texts, ends, tokens = await collect(generation)
@@ -205,9 +211,7 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
             number = index // count
             text, end, shown = echoed[number], "length", list[Token]()
             if echo and top is not None:
-                first_id = prompts[number][0]
-                shown = [Token(first_id, token_text(served.tokenizer, first_id), None, ())]
-                shown += tokens[scores[number]] if number in scores else []
+                shown = prompt_tokens_of(number, tokens[scores[number]] if number in scores else [])
             if index < generating:
                 text, end = text + texts[index], ends[index]
                 shown += generated(tokens[index])
@@ -215,17 +219,40 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
         return {**head, "choices": choices, "usage": usage(generation, prompt_tokens)}
 
     async def events() -> AsyncIterator[bytes]:
-        for index in range(len(prompts) * count):
-            if text := echoed[index // count]:
-                yield sse({**head, "choices": [choice(index, text, (), None)]})
-        unfinished = generating
+        unfinished = len(prompts) * count
+
+        def chunk(data: dict[str, Any]) -> bytes:
+            nonlocal unfinished
+            unfinished -= data["finish_reason"] is not None
+            final = {"usage": usage(generation, prompt_tokens)} if unfinished == 0 and not usage_chunk else {}
+            return sse({**head, "choices": [data], **final})
+
+        def echo_chunks(number: int, scored: Sequence[Token]) -> Iterator[bytes]:
+            shown = [] if top is None else prompt_tokens_of(number, scored)
+            for index in range(number * count, number * count + count):
+                if echo or not requested:
+                    yield chunk(choice(index, echoed[number], shown, None if requested else "length"))
+
+        for number in range(len(prompts)):
+            if number not in scores:
+                for data in echo_chunks(number, ()):
+                    yield data
+        # The chunks of a prompt's choices follow the echoed prompt, which follows its scores.
+        scored: dict[int, list[Token]] = {number: [] for number in scores}
+        held: dict[int, list[dict[str, Any]]] = {number: [] for number in scores}
         async for index, delta in generation.deltas():
             if index < generating:
-                unfinished -= delta.end is not None
-                last = unfinished == 0 and delta.end and not usage_chunk
-                final = {"usage": usage(generation, prompt_tokens)} if last else {}
-                data = choice(index, delta.text, generated(delta.tokens), delta.end)
-                yield sse({**head, "choices": [data], **final})
+                choice_data = choice(index, delta.text, generated(delta.tokens), delta.end)
+                if index // count in held:
+                    held[index // count].append(choice_data)
+                else:
+                    yield chunk(choice_data)
+                continue
+            number = next(number for number, request in scores.items() if request == index)
+            scored[number] += delta.tokens
+            if delta.end is not None:
+                for data in (*echo_chunks(number, scored[number]), *map(chunk, held.pop(number))):
+                    yield data
         if usage_chunk:
             yield sse({**head, "choices": [], "usage": usage(generation, prompt_tokens)})
         yield DONE

@@ -44,7 +44,9 @@ async def respond(
     RequestError: the server is busy, or the generation fails before the response starts.
     """
     if not generation.requests:
-        return JSONResponse(await complete())
+        return (
+            JSONResponse(await complete()) if stream is None else GenerationResponse(generation, stream(), media_type)
+        )
     generation.start()
     try:
         if stream is None:

@@ -10,7 +10,7 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 def serve(
     session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
-    key: str | None,
+    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10,
 ) -> dict[str, Any]:  # fmt: skip
     """Start a server on localhost. Returns its address, and its number for `stop_serving`."""
     require("serve")
@@ -23,7 +23,8 @@ def serve(
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    engine = engine_for(model.module, tok, name, rows=rows, context=context)
+    engine = engine_for(model.module, tok, name, rows=rows, context=context, cache_dir=cache_dir,
+                        cache_size=int(cache_size))  # fmt: skip
     try:
         served = ServedModel(name, model.module, tok, template, engine, 600)
     except ValueError:

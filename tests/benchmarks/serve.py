@@ -2,6 +2,7 @@
 
     python tests/benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
     python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # llama.cpp's server beside it
+    python tests/benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after a restart
 
 Prints the ids per second of one client and of many at once, how many of their replies failed or differ from the same
 request alone, the server's memory, and the time to the first id of a 1,000-id prompt that is new, and again.
@@ -134,6 +135,58 @@ def measure(name: str, command: list[str], port: int, size: int, given: argparse
     return speed
 
 
+def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds: int) -> None:
+    """Print the duration of a reply while prefixes of other requests are written, and the effect of a restart."""
+    chance = random.Random(1)
+    prompts = [chance.choices(range(size), k=500) for _ in range(8 * rounds)]
+    durations: dict[str, list[float]] = {"without": [], "with": [], "alone": []}
+    for number in range(2 * rounds):
+        name = ("without", "with")[number % 2]
+        options = ["--cache-dir", f"{scratch}/cache-{number}"] if name == "with" else []
+        with running([*command, *options], port) as (http, _):
+            first_id(http, prompts[0][:100])
+            started = time.perf_counter()
+            ask(http, chance.choices(range(size), k=8), 128)
+            durations["alone"].append(time.perf_counter() - started)
+            others = [threading.Thread(target=lambda part=part: [ask(http, prompt, 1) for prompt in part])
+                      for part in (prompts[:4], prompts[4:8])]  # fmt: skip
+            for thread in others:
+                thread.start()
+            started = time.perf_counter()
+            ask(http, chance.choices(range(size), k=8), 128)
+            durations[name].append(time.perf_counter() - started)
+            for thread in others:
+                thread.join()
+    seconds = {name: median(values) for name, values in durations.items()}
+    print(f"128 ids alone: {seconds['alone']:.3f} s; beside 8 prompts of 500: {seconds['without']:.3f} s without "
+          f"--cache-dir, {seconds['with']:.3f} s with: {seconds['with'] / seconds['without']:.2f}x")  # fmt: skip
+    prefix, times = chance.choices(range(size), k=1000), []
+    for _ in range(2):
+        with running([*command, "--cache-dir", f"{scratch}/restart"], port) as (http, _):
+            first_id(http, prompts[0][:10])
+            times.append(first_id(http, [*prefix, 1, 2, 3]))
+    print(f"first id of 1,003: {times[0]:.3f} s; after a restart: {times[1]:.3f} s", flush=True)
+    with running([*command, "--cache-dir", f"{scratch}/restart", "--keep", "1MB"], port) as (http, _):
+        stop, restored = threading.Event(), [0]
+
+        def restore() -> None:
+            while not stop.is_set():
+                ask(http, [*prefix, 7], 1)
+                restored[0] += 1
+
+        thread = threading.Thread(target=restore)
+        times = []
+        for beside in (False, True):
+            if beside:
+                thread.start()
+            started = time.perf_counter()
+            ask(http, chance.choices(range(size), k=8), 128)
+            times.append(time.perf_counter() - started)
+        stop.set()
+        thread.join()
+    print(f"128 ids alone: {times[0]:.3f} s; beside {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -150,6 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", help="a GGUF file of that shape, instead of random weights")
+    parser.add_argument("--cache", action="store_true", help="measure --cache-dir only")
     parser.add_argument("--llama-server", help="llama.cpp's server, for the same GGUF file")
     given = parser.parse_args()
     found = preset(SHAPE)
@@ -167,6 +221,9 @@ def main() -> None:
         port = str(free_port())
         command = [sys.executable, "-m", "minhub_py", "serve", model, "--port", port, "--device", "cpu",
                    "--rows", str(given.rows), "--context", str(LENGTH)]  # fmt: skip
+        if given.cache:
+            measure_cache(command, int(port), size, scratch, given.rounds)
+            return
         ours = measure(f"minhub serve {SHAPE} in {given.dtype}", command, int(port), size, given)
     if given.llama_server:
         port = str(free_port())

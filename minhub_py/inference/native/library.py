@@ -4,6 +4,7 @@ The constants and structures match the C code.
 """
 
 import ctypes
+import hashlib
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -107,14 +108,16 @@ class Call(ctypes.Structure):
 INTERFACE = 17 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
+PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
+
+
 @cache
 def opened() -> tuple[Any, str]:
     """The library and the name of its kernels; or None and the reason."""
-    path = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
-    if not path.exists():
+    if not PATH.exists():
         return None, "not compiled when the package was installed"
     try:
-        library = load(path)
+        library = load(PATH)
     except UnsupportedError as error:
         return None, str(error)
     return library, library.choose(None).decode()
@@ -142,3 +145,9 @@ def load(path: Path) -> Any:
 def library() -> Any:
     """The opened library, or None."""
     return opened()[0]
+
+
+@cache
+def kernels() -> str:
+    """The name of the kernels, and a hash of the library: equal for bitwise identical results."""
+    return f"{opened()[1]} {hashlib.sha256(PATH.read_bytes()).hexdigest()}"

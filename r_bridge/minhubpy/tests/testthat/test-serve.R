@@ -18,12 +18,24 @@ test_that("a server answers, prints its address and stops", {
   server$stop() # a second call has no effect
 })
 
+test_that("a server stores prefixes in a folder", {
+  needs_extra("serve")
+  folder <- tempfile()
+  server <- minhub_serve(a_model(), cache_dir = folder, cache_size = 1e6)
+  on.exit(server$stop())
+  expect_true(dir.exists(folder))
+})
+
 test_that("wrong arguments of a server are errors", {
   needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")
   expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 exceeds the context length of minhub: at most 256")
   expect_refused(minhub_serve(a_model(), rows = 0), "rows")
   expect_refused(minhub_serve(a_random_model()), "tokenizer")
+  expect_refused(minhub_serve(a_model(), cache_size = 0), "cache_size")
+  file <- tempfile()
+  file.create(file)
+  expect_refused(minhub_serve(a_model(), cache_dir = file), "choose another folder")
   server <- minhub_serve(a_model())
   on.exit(server$stop())
   port <- as.integer(sub(".*:", "", server$address))

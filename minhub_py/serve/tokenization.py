@@ -1,0 +1,72 @@
+"""Tokenizer routes in the formats of llama.cpp (`content`) and vLLM (`prompt`, `messages`) at the same time.
+
+lm-eval uses vLLM's format, so that it needs neither the model's files nor transformers.
+"""
+
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+
+from minhub_py.serve.engine import token_text
+from minhub_py.serve.models import parse_messages, parse_variables
+from minhub_py.serve.server import server_of
+from minhub_py.serve.validation import invalid
+
+
+async def tokenize(request: HTTPRequest) -> Response:
+    """POST /tokenize: the token IDs of a text, or of a conversation with the beginning of a reply.
+
+    `content` (llama.cpp): without special tokens, unless `add_special`; with_pieces adds their texts.
+    `prompt` (vLLM): with special tokens, unless `add_special_tokens` is false; return_token_strs adds their texts.
+    `messages` (vLLM): with the chat template.
+    """
+    served, fields = await server_of(request).read_with_model(request)
+    name = "prompt" if fields.get("prompt") is not None else "content"
+    if fields.get("messages") is not None:
+        if served.task != "completion":
+            raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
+        messages = parse_messages(fields.get("messages"), served.engine.max_length)
+        variables = {
+            "add_generation_prompt": fields.boolean("add_generation_prompt", True),
+            "continue_final_message": fields.boolean("continue_final_message"),
+        }
+        ids = await served.encode_chat(messages, parse_variables(fields) | variables)
+    else:
+        special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
+        ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
+    result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.engine.max_length}
+    with_pieces = fields.boolean("with_pieces")
+    if with_pieces or fields.boolean("return_token_strs"):
+        texts = await served.texts.run(lambda: [token_text(served.tokenizer, id) for id in ids])
+        if with_pieces:
+            result["tokens"] = [{"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)]
+        else:
+            result["token_strs"] = texts
+    return JSONResponse(result)
+
+
+async def detokenize(request: HTTPRequest) -> Response:
+    """POST /detokenize: the text of `tokens`, as `content` (llama.cpp) and `prompt` (vLLM)."""
+    served, fields = await server_of(request).read_with_model(request)
+    tokens = fields.get("tokens")
+    if not isinstance(tokens, list):
+        raise invalid("tokens must be a list of token IDs", "tokens")
+    text = served.tokenizer.decode(served.check_ids(tokens), skip_special_tokens=False)
+    return JSONResponse({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: HTTPRequest) -> Response:
+    """GET /tokenizer_info: special tokens by name, the chat template and the vocabulary's size, as in vLLM.
+
+    `model` in the query selects another model than the first.
+    """
+    served = server_of(request).models.find(request.query_params.get("model"))
+    tokens = {f"{name}_token": served.template.tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
+    if tokens["eos_token"] is None and served.task == "completion":
+        tokens["eos_token"] = next((served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None)
+    return JSONResponse({
+        "tokenizer_class": "PreTrainedTokenizerFast", **served.template.tokens, **tokens,
+        "chat_template": served.template.templates.get("default"), "vocab_size": served.model.config.vocab_size,
+        "model_max_length": served.engine.max_length,
+    })  # fmt: skip

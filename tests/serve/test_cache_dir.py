@@ -1,0 +1,197 @@
+"""`--cache-dir`: prefixes survive a restart of the server, and a killed server leaves no wrong reply."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+from commands import failed
+from served_models import in_chat, large, served, user, write_checkpoint
+
+from minhub_py import Chat, llama
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.inference.disk_cache import DiskCache
+from minhub_py.pretrained import from_pretrained
+from minhub_py.serve.models import Models
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
+
+SYSTEM = {"role": "system", "content": "A long introduction of many words. " * 8}
+
+
+@contextmanager
+def server(folder: Path, *options: object) -> Iterator[tuple[subprocess.Popen, httpx2.Client]]:
+    """A server in its own process, which is killed at the end."""
+    command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            address = process.stdout.readline().strip().rpartition(" ")[2]
+            with httpx2.Client(base_url=address, timeout=60) as http:
+                yield process, http
+        finally:
+            process.kill()
+
+
+def complete(http: httpx2.Client, prompt: object, seed: int = 1) -> tuple[str, int]:
+    """The text of a completion, and the number of cached tokens."""
+    body = {"prompt": prompt, "seed": seed, "max_tokens": 12}
+    result = http.post("/v1/completions", json=body).raise_for_status().json()
+    return result["choices"][0]["text"], result["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_prefixes_survive_a_restart_of_the_command(folder: Path, tmp_path: Path) -> None:
+    prompt = [id % 250 for id in range(3, 150)]
+    results = []
+    for _ in range(2):
+        with server(folder, "--cache-dir", tmp_path / "cache") as (process, http):
+            results.append(complete(http, prompt))
+            process.terminate()
+            assert process.communicate(timeout=60)[1] == ""
+    [(text, first), (again, second)] = results
+    assert text == again
+    assert (first, second) == (0, 128)
+    message = failed("serve", str(folder), "--cache-dir", str(folder / "config.json"), "--port", "0", status=2)
+    assert "--cache-dir" in message
+
+
+def test_engines_with_the_same_folder_send_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
+    for number in range(3):  # the first alone, then two at the same time
+        models = [served(f"model-{i}", folder, disk=DiskCache(tmp_path, 10**8)) for i in range(1 if number == 0 else 2)]
+        with (
+            BackgroundServer(Server(Models(models)), grace=5) as address,
+            httpx2.Client(base_url=address, timeout=60) as http,
+        ):
+
+            def ask(name: str, question: int, http: httpx2.Client = http) -> tuple[str, int]:
+                messages = [SYSTEM, *user(f"Question {question}")]
+                body = {"model": name, "messages": messages, "seed": question, "max_tokens": 10}
+                result = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+                cached = result["usage"]["prompt_tokens_details"]["cached_tokens"]
+                return result["choices"][0]["message"]["content"], cached
+
+            for question in range(3):
+                for model in models:
+                    text, cached = ask(model.name, question)
+                    assert text == in_chat(model, [SYSTEM, *user(f"Question {question}")], 10, question)
+                    assert cached > 0 or (number, question) == (0, 0)
+
+
+def test_a_chat_continues_from_its_folder(folder: Path, tmp_path: Path) -> None:
+    def chat(**settings) -> Chat:
+        model, tokenizer = from_pretrained(folder), read_tokenizer(folder)
+        return Chat(model, tokenizer, SYSTEM["content"], seed=1, max_new_tokens=8, **settings)
+
+    expected = chat().say("Hello")
+    first = chat(cache_dir=tmp_path)
+    assert (first.say("Hello").ids, first.last.kept) == (expected.ids, 0)
+    first._disk.flush()
+    second = chat(cache_dir=tmp_path)
+    reply = second.say("Hello")
+    assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)
+    assert reply.kept >= 64
+    with torch.no_grad():
+        next(second.model.parameters()).mul_(1.5)  # trained meanwhile
+    second.clear()
+    assert second.say("Hello").kept == 0
+
+
+KILLS = 50
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(4))
+def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
+    bpe_folder: Path, tmp_path: Path, part: int
+) -> None:
+    """Large keys and values, so that a kill interrupts a write."""
+    torch.manual_seed(part)
+    model = llama(
+        vocab_size=read_tokenizer(bpe_folder).get_vocab_size(), hidden_size=32, intermediate_size=32,
+        num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16, head_dim=64, max_position_embeddings=512,
+    )  # fmt: skip
+    path, cache = write_checkpoint(tmp_path / "model", bpe_folder, large(model)), tmp_path / "cache"
+    chance = random.Random(part)
+    prompts = [[chance.randrange(250) for _ in range(330)] for _ in range(5)]
+    for prompt in prompts[1:]:
+        prompt[:140] = prompts[0][:140]
+    with server(path) as (_, http):
+        expected = [complete(http, prompt)[0] for prompt in prompts]
+    interrupted = cached = 0
+    for _ in range(KILLS):
+        for file in cache.rglob("*-*-*"):  # to be written again
+            if chance.random() < 0.5:
+                file.unlink()
+        with server(path, "--cache-dir", cache, "--cache-size", "100MB") as (process, http):
+            for number in chance.choices(range(len(prompts)), k=2):
+                text, count = complete(http, prompts[number])
+                assert text == expected[number]
+                cached += count > 0
+            timer = threading.Event()
+            timer.wait(chance.random() * 0.15)
+            process.kill()
+        partial = list(cache.rglob("*.partial"))
+        interrupted += bool(partial)
+        for file in partial:
+            os.utime(file, (0, 0))
+    with server(path, "--cache-dir", cache) as (_, http):
+        assert [complete(http, prompt)[0] for prompt in prompts] == expected
+    print(f"{KILLS} kills, {interrupted} of them during a write; {cached} of {2 * KILLS} replies from the disk")
+    assert interrupted > 0
+    assert cached > 0
+
+
+@pytest.mark.soak
+def test_many_clients_with_schemas_get_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
+    """64 clients, streams and schemas mixed, with a prefix cache in memory that is too small and one on disk."""
+    pytest.importorskip("llguidance")
+    system = [SYSTEM, {"role": "system", "content": "Another introduction of many words. " * 8}]
+
+    def body(number: int) -> dict:
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+                  "required": ["n"], "additionalProperties": False}  # fmt: skip
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        messages = [system[number % 2], *user(f"Question {number % 8}")]
+        settings = {"messages": messages, "seed": number, "max_tokens": 5 + number}
+        return {**settings, "response_format": form} if number % 3 == 0 else settings
+
+    def ask(http: httpx2.Client, number: int, stream: bool) -> str:
+        if not stream:
+            reply = http.post("/v1/chat/completions", json=body(number)).raise_for_status().json()
+            return reply["choices"][0]["message"]["content"]
+        lines = http.post("/v1/chat/completions", json={**body(number), "stream": True}).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+    alone = served("alone", folder, batch_size=1, prefix_bytes=1)
+    with (
+        BackgroundServer(Server(Models([alone])), grace=1) as address,
+        httpx2.Client(base_url=address, timeout=60) as http,
+    ):
+        expected = [ask(http, number, False) for number in range(32)]
+    for _ in range(3):  # each a restart
+        model = served("many", folder, queue_size=100, prefix_bytes=300_000, disk=DiskCache(tmp_path, 5_000_000))
+        with BackgroundServer(Server(Models([model])), grace=5) as address, ThreadPoolExecutor(64) as pool:
+
+            def client(seed: int, address: str = address) -> None:
+                chance = random.Random(seed)
+                with httpx2.Client(base_url=address, timeout=120) as http:
+                    for _ in range(6):
+                        number = chance.randrange(32)
+                        assert ask(http, number, chance.random() < 0.5) == expected[number]
+
+            list(pool.map(client, range(64)))
+        assert model.engine.counts["failed"] == 0
+        assert model.engine.counts["cached"] > 0
