@@ -142,7 +142,9 @@ def agreement(
         np.add.at(counts, (np.flatnonzero(labels >= 0), labels[labels >= 0]), 1)
     pair = codes if len(rows) == 2 else None
 
-    values = {name: float(value[0]) for name, value in statistics(counts, numbers, level, pair, np.ones((1, units))).items()}
+    values = {
+        name: float(value[0]) for name, value in statistics(counts, numbers, level, pair, np.ones((1, units))).items()
+    }
     samples: dict[str, list[Array]] = {name: [] for name in values}
     random = np.random.default_rng(seed)
     for first in range(0, whole("bootstrap", bootstrap, 0), BLOCK):
@@ -196,12 +198,16 @@ def alpha(counts: Array, numbers: Array, level: str, weights: Array) -> Array:
             distance = 1 - np.eye(len(numbers))
         else:
             sums = np.add.outer(numbers, numbers)
-            distance = np.divide(np.subtract.outer(numbers, numbers), sums, out=np.zeros_like(sums), where=sums != 0) ** 2
+            distance = (
+                np.divide(np.subtract.outer(numbers, numbers), sums, out=np.zeros_like(sums), where=sums != 0) ** 2
+            )
         observed = weights @ (((counts @ distance) * counts).sum(axis=1) / (sizes - 1))
         expected = ((marginals @ distance) * marginals).sum(axis=1)
     else:
         # An ordinal distance is the squared difference of mid-ranks, which depend on the sample.
-        positions = marginals.cumsum(axis=1) - marginals / 2 if level == "ordinal" else np.tile(numbers, (len(weights), 1))
+        positions = (
+            marginals.cumsum(axis=1) - marginals / 2 if level == "ordinal" else np.tile(numbers, (len(weights), 1))
+        )
         within = 2 * (sizes * (positions**2 @ counts.T) - (positions @ counts.T) ** 2) / (sizes - 1)  # (B, U)
         observed = (weights * within).sum(axis=1)
         expected = 2 * (total * (marginals * positions**2).sum(axis=1) - (marginals * positions).sum(axis=1) ** 2)

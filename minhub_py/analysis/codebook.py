@@ -58,7 +58,9 @@ class Codebook:
 
     def to_dict(self) -> dict[str, Any]:
         """The codebook as plain values, which `codebook_of` reads."""
-        labels = [{"label": label.name, "definition": label.definition, "words": [*label.words]} for label in self.labels]
+        labels = [
+            {"label": label.name, "definition": label.definition, "words": [*label.words]} for label in self.labels
+        ]
         examples = [{"text": text, "label": label} for text, label in self.examples]
         return {"labels": labels, "instruction": self.instruction, "examples": examples}
 

@@ -104,7 +104,9 @@ def choose_for_coding(
     values = np.array(list(margin), float)
     n = whole("n", n, 1)
     if not 0 < minimum <= 1:
-        raise ValueError(f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability above 0")
+        raise ValueError(
+            f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability above 0"
+        )
     if np.any((values < 0) | (values > 1)):
         raise ValueError("margin must be between 0 and 1: pass the column margin of annotate()")
     available = ~np.isnan(values)

@@ -50,9 +50,7 @@ def label_agreement(
     }  # fmt: skip
 
 
-def choose_for_coding(
-    session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int
-) -> Frame:
+def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int) -> Frame:
     """The columns of minhub_py.choose_for_coding."""
     from minhub_py.analysis.estimate import choose_for_coding as choose
 
@@ -60,13 +58,15 @@ def choose_for_coding(
 
 
 def corrected_estimate(
-    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, method: str, probability: Any,
+    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str, probability: Any,
     confidence: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The results of minhub_py.estimate for a design matrix."""
     from minhub_py.analysis.estimate import fit
 
-    result = fit(np.array(human), np.array(predicted), list(terms), np.array(design), family, method, probability, confidence)
+    result = fit(
+        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability, confidence
+    )
 
     def frame(estimates: Any) -> Frame:
         return Frame({**estimates.columns, "term": character(estimates.term)})

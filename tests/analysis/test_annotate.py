@@ -121,7 +121,9 @@ def test_a_chat_model_receives_messages(tmp_path: Path) -> None:
 def test_other_kinds_of_models_have_the_probabilities_of_score(make: Any) -> None:
     torch.manual_seed(1)
     model, tok = make().eval(), tokenizer()
-    found = annotate(model, tok, ["the cat sat", "a dog ran"], ["cat", "dog sat"], template="{text} and", instruction="")
+    found = annotate(
+        model, tok, ["the cat sat", "a dog ran"], ["cat", "dog sat"], template="{text} and", instruction=""
+    )
     for number, text in enumerate(["the cat sat", "a dog ran"]):
         expected = softmax(alone(model, tok, f"{text} and", ["cat", "dog sat"]))
         assert found["prob_cat"][number] == pytest.approx(expected[0], rel=1e-4)
@@ -158,7 +160,9 @@ def test_wrong_calls_name_the_problem(builtin: tuple[Any, Any]) -> None:
 def test_the_command_labels_files_by_a_codebook_and_resumes(tmp_path: Path, builtin: tuple[Any, Any]) -> None:
     name, texts = "minhub/shakespeare-gpt2", ["O Romeo", "", "The king"] * 100
     file, book, out = write_csv(tmp_path / "in.csv", texts), tmp_path / "book.yaml", tmp_path / "out.csv"
-    book.write_text("labels:\n- good: praises\n- {label: bad, words: [bad, foul]}\nexamples:\n- {text: Hm, label: bad}\n")
+    book.write_text(
+        "labels:\n- good: praises\n- {label: bad, words: [bad, foul]}\nexamples:\n- {text: Hm, label: bad}\n"
+    )
     done("annotate", name, file, "--codebook", book, "--out", out)
     rows = read_csv(out)
     expected = annotate(*builtin, ["O Romeo", "The king"], str(book))

@@ -153,9 +153,6 @@ print.minhub_agreement <- function(x, ...) {
 #' @export
 as.data.frame.minhub_agreement <- function(x, ...) x$statistics
 
-#' @rawNamespace S3method(generics::tidy,minhub_agreement)
-tidy.minhub_agreement <- as_tidy
-
 #' @rdname label_agreement
 #' @export
 plot.minhub_agreement <- function(x, main = "Confusion matrix", col = "#0072B2", ...) {

@@ -71,6 +71,7 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #'   same from the model's labels alone), `covariance`, `method`, `power`, `texts`
 #'   and `coded`. [coef()], [vcov()], [confint()], [plot()], [as.data.frame()] and
 #'   `generics::tidy()` apply to it.
+#' @importFrom stats coef confint vcov
 #' @family functions for labels
 #' @examplesIf minhubpy:::is_ready()
 #' set.seed(1)
@@ -104,7 +105,7 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
     human = as.double(human), predicted = column(prediction, "prediction"),
     design = matrix(as.double(design), nrow(design)), terms = colnames(design),
     family = choice(family, c("linear", "logistic")),
-    method = choice(method, c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human")),
+    estimator = choice(method, c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human")),
     probability = if (!is.null(probability)) column(probability, "probability"), confidence = number(confidence, min = 0, max = 1)
   )
   covariance <- matrix(result$covariance, ncol(design), dimnames = list(colnames(design), colnames(design)))
@@ -132,9 +133,6 @@ print.minhub_estimate <- function(x, ...) {
 #' @rdname corrected_estimate
 #' @export
 as.data.frame.minhub_estimate <- function(x, ...) x$estimates
-
-#' @rawNamespace S3method(generics::tidy,minhub_estimate)
-tidy.minhub_estimate <- as_tidy
 
 #' @rdname corrected_estimate
 #' @export
