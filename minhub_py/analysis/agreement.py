@@ -5,7 +5,7 @@ With two raters, p_o is the share of units with equal labels.
     Cohen's kappa       (p_o - p_e) / (1 - p_e), p_e from each rater's own marginals
     weighted kappa      1 - sum(w o) / sum(w e), w = |i - j| (linear) or (i - j)^2 (quadratic) of category numbers
     Fleiss' kappa       p_e from the marginals of all raters together; for two raters, this is Scott's pi
-    Krippendorff's alpha    1 - D_o / D_e; each unit's pairs of labels have the weight 1 / (m - 1) with m labels in the unit
+    Krippendorff's alpha    1 - D_o / D_e; the pairs of a unit with m labels have the weight 1 / (m - 1)
     macro F1            the mean over categories of 2 TP / (2 TP + FP + FN), without categories that no rater uses
 
 Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordinal), (a - b)^2 (interval),
@@ -13,8 +13,8 @@ Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordin
 
 Units with fewer than two labels are dropped; the statistics of two raters use the units that both have labelled.
 
-This is our own code, because a bootstrap with one call of a library per sample takes minutes. The tests contain the values
-of the packages irr (R) and krippendorff (Python).
+This is our own code, because a bootstrap with one call of a library per sample takes minutes. The tests contain the
+values of the packages irr (R) and krippendorff (Python).
 
 Sources: Cohen (1960, 1968), Fleiss (1971), Krippendorff (2019), "Content Analysis", chapter 12.
 """

@@ -1,7 +1,7 @@
 """Label texts with a language model: the probability of each label as the answer to a prompt.
 
-The score of a label is the log-probability of its complete token sequence after the prompt. Probabilities are a softmax of
-the scores over the labels.
+The score of a label is the log-probability of its complete token sequence after the prompt. Probabilities are a softmax
+of the scores over the labels.
 
     sum (default)    score = log P(label | prompt), the sum over the tokens of the label
     tokens           score = sum / number of tokens
@@ -59,15 +59,15 @@ def annotate(
     chat: bool | None = None,
     progress: Progress | None = None,
 ) -> Columns:
-    """Label texts: the probability of each label as the answer to a prompt.
+    r"""Label texts: the probability of each label as the answer to a prompt.
 
         annotate(model, tokenizer, ["I enjoyed this film."], ["positive", "negative"])
         annotate(model, tokenizer, texts, {"positive": "praises something", "negative": "criticizes something"})
         annotate(model, tokenizer, texts, "codebook.yaml")
 
     The prompt consists of the instruction, the labels' definitions, the examples and the text. A model with a chat
-    template receives it as messages. The common beginning of all prompts, and each text's prompt, are computed once. The
-    length of a label affects its score; see the module's documentation for the rules.
+    template receives it as messages. The common beginning of all prompts, and each text's prompt, are computed once.
+    The length of a label affects its score; see the module's documentation for the rules.
 
     Args:
         model: A language model of this package, not a text encoder.
@@ -81,20 +81,21 @@ def annotate(
         calibrate: "contextual" divides the probabilities by their mean for the texts "N/A", "" and "[MASK]". "pmi"
             subtracts the log-probability of the label after the prompt without the text.
         length: How the score of a label depends on its length: "sum", or the mean over "tokens" or "characters".
-        template: The prompt of a text, with {text}. Default: "Text: {text}\\nLabel:", or for a chat "Text: {text}".
+        template: The prompt of a text, with {text}. Default: "Text: {text}\nLabel:", or for a chat "Text: {text}".
         premise: For "pmi": replaces the template. Default: the template without a text.
         sep: The string between prompt and label. Default: a space, or nothing for a chat.
         chat: Whether to use the model's chat template. Default: if it has one.
         progress: Called with the number of processed tokens of labels and the total.
 
     Returns:
-        Columns with one value per text: label (the most likely; None for a missing text), prob (its probability), margin
-        (the difference to the second largest probability), and `prob_LABEL` for each label. Probabilities are
+        Columns with one value per text: label (the most likely; None for a missing text), prob, margin
+        (the difference to the second), and `prob_LABEL` for each label. Probabilities are
         float64 and sum to 1; they are NaN for a missing text.
 
     Raises:
-        ValueError: The model is a text encoder; labels are repeated, have equal tokens or share a token with the prompt;
-            the instruction and the examples exceed the context length; `chat` is True for a model without chat template.
+        ValueError: The model is a text encoder; labels are repeated, have equal tokens or share a token with the
+            prompt; the instruction and the examples exceed the context length; `chat` is True for a model without
+            chat template.
     """
     model = decoder_of(model, "annotate()")
     check_tokenizer(tokenizer, "encode_batch")
@@ -175,8 +176,8 @@ class Answers:
             for j in range(i):
                 if first == ids[j]:
                     raise ValueError(
-                        f"the tokenizer has the same tokens for {words[j][1]!r} and {words[i][1]!r}: use other labels, or "
-                        "other words for them in a codebook"
+                        f"the tokenizer has the same tokens for {words[j][1]!r} and {words[i][1]!r}: use other "
+                        "labels, or other words for them in a codebook"
                     )
         if any(first != second and first == second[: len(first)] for first in ids for second in ids):
             ids = [[*answer, *prompt.end_ids(word)] for answer, (_, word) in zip(ids, words, strict=True)]

@@ -9,7 +9,8 @@ In a file, a codebook is YAML (or JSON, which is YAML):
         words: [positive, good]
       - label: negative
         definition: The comment criticizes something.
-    examples:
+
+Examples:
       - text: What a lovely day!
         label: positive
 """
@@ -149,9 +150,9 @@ def examples_of(values: Iterable[Any]) -> tuple[tuple[str, str], ...]:
     """Examples as pairs, from pairs or from mappings with "text" and "label"."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ValueError(f"examples must be a list of pairs (text, label), not {brief(values)}")
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for value in values:
-        pair = (value.get("text"), value.get("label")) if isinstance(value, Mapping) else value
+        pair: Any = (value.get("text"), value.get("label")) if isinstance(value, Mapping) else value
         if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise ValueError(f"an example must be a pair (text, label), not {brief(value)}")
         pairs.append((pair[0], pair[1].strip()))

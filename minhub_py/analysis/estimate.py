@@ -84,14 +84,14 @@ def choose_for_coding(
 ) -> dict[str, Array]:
     """Choose texts for human coding, uncertain ones more often, each with a known probability.
 
-    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u = sqrt((1 - margin) / 2): the
-    root of the error probability of a calibrated model with two labels. Exactly `n` texts are chosen, by systematic
+    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u = sqrt((1 - margin) / 2):
+    the root of the error probability of a calibrated model with two labels. Exactly `n` texts are chosen, by systematic
     sampling in random order.
 
     Args:
         margin: The margin of each text, from `annotate`. NaN: the text is not available, with probability 0.
         n: Number of texts to choose.
-        minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1 is a simple random sample.
+        minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1: a simple random sample.
         uncertainty: Expected root of the squared error of each text, instead of u.
         seed: Seed of the choice.
 
@@ -160,7 +160,7 @@ def estimate(
         family: "linear", or "logistic" for labels between 0 and 1.
         method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is the same for all
             coded texts, and "confidence" otherwise.
-        probability: The probability with which each text was chosen for human coding, from `choose_for_coding`. Default:
+        probability: The probability with which each text was chosen, from `choose_for_coding`. Default:
             a simple random sample.
         confidence: Confidence of the intervals.
 
@@ -168,7 +168,7 @@ def estimate(
         `Estimates`, whose `columns` are term, estimate, std_error, lower and upper.
 
     Raises:
-        ValueError: Columns of different length, missing or infinite numbers, fewer coded texts than coefficients, collinear
+        ValueError: Columns of different length, missing or infinite numbers, too few coded texts, collinear
             covariates, a coded text without probability, or a method that does not fit the probabilities.
     """
     y = np.array([np.nan if is_missing(value) else float(value) for value in human])  # type: ignore[arg-type]
@@ -236,10 +236,10 @@ def fit(
 
 
 def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array]:
-    """Names and columns of a design matrix with a constant. Text is coded by indicators. ValueError: invalid columns."""
+    """Names and columns of a design matrix with a constant. ValueError: invalid columns."""
     names, columns = ["(Intercept)"], [np.ones(count)]
-    for name, values in x.items():
-        values = list(values)
+    for name, column in x.items():
+        values = list(column)
         if len(values) != count:
             raise ValueError(f"{name} has {len(values)} values for {count} texts: pass one per text")
         if any(map(is_missing, values)):

@@ -71,7 +71,7 @@ class Prompt:
     def _after_prompt(self, answer: str) -> list[int]:
         if self.encoder_decoder:
             return encode(self.tokenizer, answer, add_special_tokens=False)
-        # The characters before the answer are the same in every prompt, so that every prompt has the same answer tokens.
+        # The characters before the answer are the same in every prompt, and so are the answer tokens.
         anchor = self.after or "."
         before = encode(self.tokenizer, anchor, add_special_tokens=False)
         together = encode(self.tokenizer, anchor + self.sep + answer, add_special_tokens=False)
@@ -125,7 +125,7 @@ def chat_prompt(
     """The prompt as rendered by a chat template. It is rendered once, with a placeholder for the text."""
 
     def render(last: str) -> str:
-        messages = []
+        messages: list[dict[str, str]] = []
         for text, label in [*spoken(book), (PLACEHOLDER, None)]:
             content = last if label is None else template.replace("{text}", text)
             content = content if messages or not instruction else f"{instruction}\n\n{content}"

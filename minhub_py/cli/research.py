@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from minhub_py.cli import jobs
-from minhub_py.cli.group import Command
 from minhub_py.cli.encoders import parse_labels
+from minhub_py.cli.group import Command
 from minhub_py.cli.options import files_argument, is_set, json_option, loading_options, model_argument
 
 
@@ -138,8 +138,8 @@ def annotate(
     r"""Label texts with a language model.
 
     The --column of FILEs contains one text per row. The new columns are `label` (the most likely), `prob` (its
-    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. The probability of a label is
-    that of its tokens as the answer to a prompt.
+    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. The probability of a
+    label is that of its tokens as the answer to a prompt.
 
     \b
       minhub annotate MODEL in.csv --labels yes,no --out out.csv

@@ -1,5 +1,6 @@
 """Labels by a language model, agreement of raters, and estimates that human labels correct."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def annotate(
 
 
 def label_agreement(
-    session: Session, raters: Any, numeric: bool, level: str, categories: Any, bootstrap: int, confidence: float, seed: int
+    session: Session, raters: Any, level: str, categories: Any, bootstrap: int, confidence: float, seed: int
 ) -> dict[str, Any]:  # fmt: skip
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
@@ -81,7 +82,9 @@ def plain(values: Any) -> list[Any]:
     """A vector from R as a list with None for NA."""
     if isinstance(values, list):
         return values
-    return [None if value != value else value for value in np.ma.filled(np.ma.asarray(values, float), np.nan).tolist()]
+    return [
+        None if math.isnan(value) else value for value in np.ma.filled(np.ma.asarray(values, float), np.nan).tolist()
+    ]
 
 
 def spelled(value: Any) -> str:

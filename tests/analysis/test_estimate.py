@@ -73,7 +73,7 @@ def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_no
 
 def test_a_mean_and_a_group_difference_are_covered() -> None:
     covered = []
-    for x, _, predicted, margin, seed in simulated("linear"):
+    for x, _, _, margin, seed in simulated("linear"):
         random = np.random.default_rng(seed)
         group = np.where(x > 0, "b", "a")
         y = (random.uniform(size=800) < np.where(x > 0, 0.6, 0.4)).astype(float)

@@ -128,7 +128,7 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
   raters <- lapply(raters, function(x) if (numeric) as.double(x) else as.character(x))
   result <- ask(
     "label_agreement",
-    raters = unname(raters), numeric = numeric, level = level, categories = categories,
+    raters = unname(raters), level = level, categories = categories,
     bootstrap = whole_number(bootstrap), confidence = number(confidence, min = 0, max = 1), seed = whole_number(seed)
   )
   confusion <- result$confusion
