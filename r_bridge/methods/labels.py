@@ -59,8 +59,8 @@ def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, unc
 
 
 def corrected_estimate(
-    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str, probability: Any,
-    confidence: float,
+    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str,
+    probability: Any, confidence: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The results of minhub_py.estimate for a design matrix."""
     from minhub_py.analysis.estimate import fit
