@@ -1,12 +1,13 @@
 """Corrected estimates: values of ppi_py and by hand, and simulated coverage."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minhub_py import choose_for_coding, estimate
+from minhub_py import agreement, choose_for_coding, estimate
 
 i = np.arange(200)
 Y = ((7919 * i) % 11 < 5).astype(float)
@@ -113,3 +114,13 @@ def test_wrong_calls_name_the_problem() -> None:
         choose_for_coding([0.5], 1, minimum=0)
     with pytest.raises(ValueError, match="only 1 texts"):
         choose_for_coding([0.5, float("nan")], 2)
+
+
+def test_plots_show_the_corrected_and_the_naive_estimates_and_the_counts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    axes = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}).plot(tmp_path / "estimates.png").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["(Intercept)", "cos"]
+    assert len(axes.containers) == 2
+    figure = agreement(["a", "b", "a"], ["a", "b", "b"]).plot(tmp_path / "confusion.png")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1", "1", "0", "1"]
+    assert {path.name for path in tmp_path.iterdir()} == {"estimates.png", "confusion.png"}

@@ -3,7 +3,8 @@
     python tests/benchmarks/annotate.py [TEXTS]
 
 Both score the same token IDs: TEXTS texts with four labels each. The loop evaluates the pairs of prompt and label,
-sorted by length, in padded batches of eight, keeps the logits of the labels only, and takes log_softmax and gather. Both take
+sorted by length, in padded batches of eight, keeps the logits of
+the labels only, and takes log_softmax and gather. Both take
 turns on quarters of the texts. Prints seconds, the ratio, and the largest difference of probabilities.
 """
 
@@ -73,7 +74,8 @@ def main() -> None:
         mine = torch.tensor([[ours[f"prob_{label}"][i] for label in LABELS] for i in range(len(batch))])
         worst = max(worst, float((probs - mine).abs().max()))
     print(f"{count} texts x {len(LABELS)} labels, prompts of about {len(prompts[0])} tokens: "
-          f"minhub_py {seconds[0]:.1f} s, transformers {seconds[1]:.1f} s: {seconds[1] / seconds[0]:.1f} times; difference {worst:.1e}")  # fmt: skip
+          f"minhub_py {seconds[0]:.1f} s, transformers {seconds[1]:.1f} s: "
+          f"{seconds[1] / seconds[0]:.1f} times; difference {worst:.1e}")  # fmt: skip
 
 
 if __name__ == "__main__":
