@@ -19,10 +19,14 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     import os
 
+    from minhub_py.analysis.agreement import agreement as agreement
+    from minhub_py.analysis.annotate import annotate as annotate
     from minhub_py.analysis.attention import attention_weights as attention_weights
     from minhub_py.analysis.classify import classify as classify
     from minhub_py.analysis.classify import rerank as rerank
     from minhub_py.analysis.embeddings import embed as embed
+    from minhub_py.analysis.estimate import choose_for_coding as choose_for_coding
+    from minhub_py.analysis.estimate import estimate as estimate
     from minhub_py.analysis.lens import logit_lens as logit_lens
     from minhub_py.analysis.masked import masked_logprobs as masked_logprobs
     from minhub_py.analysis.masked import masked_tokens as masked_tokens
@@ -109,6 +113,10 @@ _HOMES = {
     "classify": "analysis.classify",
     "classify_tokens": "analysis.token_labels",
     "rerank": "analysis.classify",
+    "annotate": "analysis.annotate",
+    "agreement": "analysis.agreement",
+    "choose_for_coding": "analysis.estimate",
+    "estimate": "analysis.estimate",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
     "Chat": "chat.conversation",

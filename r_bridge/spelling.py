@@ -16,6 +16,7 @@ R_NAMES = {"start": "from"}
 R_FUNCTIONS = {
     "embed": "text_embeddings", "score": "token_logprobs", "classify": "classify_texts",
     "similarity": "text_similarity", "search": "text_search", "Chat": "minhub_chat",
+    "annotate": "annotate_texts", "agreement": "label_agreement", "estimate": "corrected_estimate",
 }  # fmt: skip
 _FUNCTION = re.compile(rf"(?<![\w.])({'|'.join(R_FUNCTIONS)})\(\)")
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from minhub_py.analysis.agreement import Agreement
     from minhub_py.analysis.attention import AttentionWeights
+    from minhub_py.analysis.estimate import Estimates
     from minhub_py.analysis.lens import LayerPredictions
 
 INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"  # the last two as in the R package
@@ -165,6 +167,51 @@ def plot_logit_lens(lens: "LayerPredictions", path: str | os.PathLike[str] | Non
     part = "" if len(columns) == count else f" (tokens {columns.start + 1} to {columns.stop} of {count})"
     axes.set_xlabel(f"token of the text{part}" + ("; framed: the actual next token" if axes.patches else ""))
     finish(figure, image, axes, "Next token predicted by each layer", "probability")
+    return save(figure, path)
+
+
+def plot_confusion(agreement: "Agreement", path: str | os.PathLike[str] | None) -> "Figure":
+    """The confusion matrix: counts, shaded by their share of the row. ValueError: three or more raters."""
+    if agreement.confusion is None:
+        raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
+    counts, size = agreement.confusion, len(agreement.categories)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = counts / totals.clip(min=1)
+    figure = new_figure(2.6 + 0.8 * size, 1.8 + 0.6 * size)
+    axes = figure.subplots()
+    image = heat_map(axes, shares)
+    for row, values in enumerate(counts.tolist()):
+        for column, count in enumerate(values):
+            color = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=color)
+    names = [token_label(str(name), 0) for name in agreement.categories]
+    axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 6 else 0)
+    axes.set_yticks(range(size), names)
+    axes.tick_params(length=0)
+    axes.set_ylabel("first rater")
+    axes.set_xlabel("second rater")
+    finish(figure, image, axes, f"Agreement {agreement.percent:.1%}, κ = {agreement.kappa:.2f}", "share of the row")
+    return save(figure, path)
+
+
+def plot_estimates(estimates: "Estimates", path: str | os.PathLike[str] | None) -> "Figure":
+    """Estimates with intervals, beside those from the model's labels alone."""
+    series = [(estimates, BLUE, f"corrected ({estimates.method})")]
+    if estimates.naive is not None:
+        series.append((estimates.naive, VERMILLION, "model's labels alone"))
+    figure = new_figure(6.5, 1.6 + 0.7 * len(estimates.term))
+    axes = figure.subplots()
+    for number, (result, color, label) in enumerate(series):
+        columns = result.columns
+        rows = [row + (number - (len(series) - 1) / 2) * 0.25 for row in range(len(result.term))]
+        lengths = [columns["estimate"] - columns["lower"], columns["upper"] - columns["estimate"]]
+        axes.errorbar(columns["estimate"], rows, xerr=lengths, fmt="o", color=color, capsize=3, label=label)
+    axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(estimates.term)), [token_label(term, 0) for term in estimates.term])
+    axes.set_ylim(len(estimates.term) - 0.5, -0.5)
+    axes.set_xlabel(f"estimate with {estimates.confidence:.0%} interval")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=2)
     return save(figure, path)
 
 

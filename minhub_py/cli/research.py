@@ -1,4 +1,4 @@
-"""The commands `words` and `embed`, for the rows of files."""
+"""The commands `words`, `embed` and `annotate`, for the rows of files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from minhub_py.cli import jobs
+from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import files_argument, is_set, json_option, loading_options, model_argument
 
@@ -111,3 +112,51 @@ def embed(
     }  # fmt: skip
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     jobs.run("embed", model, files, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
+@jobs.table_options()
+@click.option("--labels", metavar="LABELS", help="Labels, separated by commas.")
+@click.option("--codebook", type=click.Path(exists=True, dir_okay=False),
+              help="YAML file with labels, and optionally definitions, an instruction and examples.")  # fmt: skip
+@click.option("--instruction", metavar="TEXT", help="The task.  [default: the codebook's, or a list of the labels]")
+@click.option("--calibrate", type=click.Choice(["contextual", "pmi"]),
+              help="Calibration: by texts without content, or by the prompt without a text.")  # fmt: skip
+@click.option("--length", type=click.Choice(["sum", "tokens", "characters"]), default="sum", show_default=True,
+              help="Score of a label: its log-probability, or the mean per token or character.")  # fmt: skip
+@click.option("--template", metavar="TEXT", help="The prompt of a text, with {text}.")
+@click.option("--chat/--no-chat", default=None, help="Whether to use the chat template.  [default: if there is one]")
+@loading_options
+@json_option
+def annotate(
+    model: str, files: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
+    calibrate: str | None, length: str, template: str | None, chat: bool | None, revision: str, device: str,
+    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Label texts with a language model.
+
+    The --column of FILEs contains one text per row. The new columns are `label` (the most likely), `prob` (its
+    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. The probability of a
+    label is that of its tokens as the answer to a prompt.
+
+    \b
+      minhub annotate MODEL in.csv --labels yes,no --out out.csv
+      minhub annotate MODEL in.csv --codebook codebook.yaml
+
+    Without --out, the rows are printed, as a table or with --json; "-" as FILE is standard input. See `minhub score
+    --help` for supported FILEs and for interrupted jobs.
+    """
+    from minhub_py.analysis.codebook import codebook_of
+
+    if (labels is None) == (codebook is None):
+        raise click.UsageError("Labels are missing: add --labels or --codebook, but not both.")
+    book = codebook_of(parse_labels(labels) if codebook is None else codebook, instruction)
+    settings = {
+        "codebook": book.to_dict(), "calibrate": calibrate, "length": length, "template": template, "chat": chat,
+    }  # fmt: skip
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    table_settings = jobs.take_table_settings(options, can_print=True) or {}
+    run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show
+    run("annotate", model, files, table_settings, settings, loading, as_json)

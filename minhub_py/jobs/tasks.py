@@ -194,6 +194,16 @@ def classify(
     return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
 
 
+def annotate(
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, codebook: Mapping[str, Any], **settings: Any
+) -> list[Results]:
+    """The most likely label of each text, its margin, and the probability of each label."""
+    from minhub_py.analysis.annotate import annotate as annotate_texts
+
+    columns = annotate_texts(model, tokenizer, [text.text for text in texts], codebook, **settings)
+    return [[dict(zip(columns, values, strict=True))] for values in zip(*map(plain, columns.values()), strict=True)]
+
+
 def rerank(
     model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, query: str, raw_scores: bool, instruction: str | None
 ) -> list[Results]:
@@ -334,6 +344,15 @@ TASKS: Mapping[str, Task] = {
         "Classifying",
         models="encoders",
         more_columns=lambda settings: [Column(f"prob_{label}", "float64") for label in settings["labels"]],
+    ),
+    "annotate": Task(
+        annotate,
+        (Column("label", "string"), Column("prob", "float64"), Column("margin", "float64")),
+        256,
+        "Annotating",
+        more_columns=lambda settings: [
+            Column(f"prob_{label['label']}", "float64") for label in settings["codebook"]["labels"]
+        ],
     ),
     "rerank": Task(rerank, (Column("score", "float64"),), 256, "Reranking", exact=False, models="all"),
     "masked": Task(masked, MASKED, 128, "Predicting", models="encoders"),

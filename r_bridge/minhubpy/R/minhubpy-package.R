@@ -26,7 +26,7 @@
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
-#' `vignette("encoders")` and `vignette("chat")` are guides with examples.
+#' `vignette("encoders")`, `vignette("labels")` and `vignette("chat")` are guides with examples.
 #'
 #' An installation from the source folder, such as by `minhub r --install`,
 #' contains no vignettes, and `browseVignettes("minhubpy")` finds none. To install

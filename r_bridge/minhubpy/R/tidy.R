@@ -8,9 +8,11 @@
 #' | a chat of [minhub_chat()] | message |
 #' | a reply of a chat | token |
 #' | [attention_weights()] | layer, head, token and attended-to token |
+#' | [label_agreement()] | statistic |
+#' | [corrected_estimate()] | term |
 #' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
-#' @param x A chat, a reply, attention weights or a run.
+#' @param x A chat, a reply, attention weights, a run, agreement or estimates.
 #' @param ... Not used.
 #' @returns `as.data.frame()` returns a data frame. `tidy()` returns a tibble if
 #'   the package tibble is installed, and a data frame otherwise.
@@ -59,3 +61,9 @@ tidy.minhub_reply <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_run)
 tidy.minhub_run <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_agreement)
+tidy.minhub_agreement <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_estimate)
+tidy.minhub_estimate <- as_tidy

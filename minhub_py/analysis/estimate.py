@@ -1,0 +1,350 @@
+"""Estimates from a model's labels that human labels correct, and the choice of texts for human coding.
+
+A model's labels Ŷ are known for all N texts, human labels Y for n of them. Intervals from Ŷ alone ignore the model's
+errors and are too narrow and in the wrong position. All methods here are valid for any model, if the texts for human
+coding were drawn with known probabilities π > 0.
+
+    ppi, ppi++    a simple random sample of texts. Mean: λ mean(Ŷ of other texts) + mean(Y - λŶ of coded texts);
+                  ppi has λ = 1, ppi++ the λ in [0, 1] with the smallest variance
+    dsl           any known π: a regression on Ỹ = Ŷ + R/π (Y - Ŷ), R = 1 for coded texts
+    confidence    as dsl, with λŶ instead of Ŷ and the λ in [0, 1] with the smallest variance
+    naive         Ŷ instead of Y, for comparison only
+    human         the coded texts only, weighted by 1/π
+
+A mean is a regression on a constant, a group difference the coefficient of a group. Intervals are normal, with sandwich
+standard errors.
+
+Sources
+    Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
+    Egami et al. (2023), "Using Imperfect Surrogates for Downstream Inference" (R package dsl).
+    Gligorić et al. (2024), "Can Unconfident LLM Annotations Be Used for Confident Conclusions?"
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from minhub_py.analysis.tokens import is_missing
+from minhub_py.inference.arguments import whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, Any]
+Method = Literal["auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human"]
+METHODS = ("auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human")
+ROUNDS = 100  # of Newton's method
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Coefficients with standard errors and intervals.
+
+    covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number of human labels.
+    naive: the same estimates from the model's labels alone; None for method "naive".
+    """
+
+    term: list[str]
+    estimate: Array
+    covariance: Array
+    confidence: float
+    method: str
+    power: float
+    texts: int
+    coded: int
+    naive: "Estimates | None" = None
+
+    @property
+    def std_error(self) -> Array:
+        """Standard errors."""
+        return np.sqrt(np.diag(self.covariance))
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns term, estimate, std_error, lower and upper."""
+        half = NormalDist().inv_cdf((1 + self.confidence) / 2) * self.std_error
+        return {
+            "term": self.term, "estimate": self.estimate, "std_error": self.std_error,
+            "lower": self.estimate - half, "upper": self.estimate + half,
+        }  # fmt: skip
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draw the estimates with intervals, beside those from the model's labels alone. Requires matplotlib."""
+        from minhub_py.analysis.plots import plot_estimates
+
+        return plot_estimates(self, path)
+
+
+def choose_for_coding(
+    margin: Iterable[float], n: int, *, minimum: float = 0.1, uncertainty: Iterable[float] | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Choose texts for human coding, uncertain ones more often, each with a known probability.
+
+    The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u = sqrt((1 - margin) / 2):
+    the root of the error probability of a calibrated model with two labels. Exactly `n` texts are chosen, by systematic
+    sampling in random order.
+
+    Args:
+        margin: The margin of each text, from `annotate`. NaN: the text is not available, with probability 0.
+        n: Number of texts to choose.
+        minimum: The share of the probability that does not depend on the margin, in (0, 1]. 1: a simple random sample.
+        uncertainty: Expected root of the squared error of each text, instead of u.
+        seed: Seed of the choice.
+
+    Returns:
+        Columns selected (bool) and probability. Store the probability with the texts: `estimate` requires it.
+
+    Raises:
+        ValueError: A margin or uncertainty out of range, or more texts than available.
+    """
+    values = np.array(list(margin), float)
+    n = whole("n", n, 1)
+    if not 0 < minimum <= 1:
+        raise ValueError(
+            f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability above 0"
+        )
+    if np.any((values < 0) | (values > 1)):
+        raise ValueError("margin must be between 0 and 1: pass the column margin of annotate()")
+    available = ~np.isnan(values)
+    u = np.sqrt((1 - values) / 2) if uncertainty is None else np.array(list(uncertainty), float)
+    if u.shape != values.shape or np.any(u[available] < 0):
+        raise ValueError("uncertainty must have one value of 0 or more per text")
+    u = u[available]
+    if n > len(u):
+        raise ValueError(f"n is {n}, but only {len(u)} texts have a margin: choose fewer")
+    weights = minimum + (1 - minimum) * (u / u.mean() if u.any() else np.ones_like(u))
+    probability = np.zeros(len(u))
+    free = np.ones(len(u), bool)
+    while free.any():  # probabilities above 1 become 1, and the others grow
+        probability[free] = (n - (~free).sum()) * weights[free] / weights[free].sum()
+        over = free & (probability >= 1)
+        if not over.any():
+            break
+        probability[over], free = 1, free & ~over
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(u))
+    totals = np.concatenate([[0], probability[order].cumsum()])
+    totals[-1] = n  # without rounding errors
+    steps = np.floor(totals + random.uniform())
+    selected = np.zeros(len(u), bool)
+    selected[order] = np.diff(steps) > 0
+    result = {"selected": np.zeros(len(values), bool), "probability": np.zeros(len(values))}
+    result["selected"][available], result["probability"][available] = selected, probability
+    return result
+
+
+def estimate(
+    human: Iterable[float | None],
+    model: Iterable[float],
+    x: Mapping[str, Iterable[Any]] | None = None,
+    *,
+    family: Literal["linear", "logistic"] = "linear",
+    method: Method = "auto",
+    probability: Iterable[float] | None = None,
+    confidence: float = 0.95,
+) -> Estimates:
+    """Estimate a mean, a group difference or a regression from a model's labels, corrected by human labels.
+
+        estimate(human, model_labels)                                  # a mean
+        estimate(human, model_labels, {"party": party})                # group differences
+        estimate(human, model_labels, {"year": year}, family="logistic")
+
+    Args:
+        human: Human labels, as numbers such as 0 and 1; None or NaN for texts without one.
+        model: The model's labels or probabilities for the same texts, as numbers.
+        x: Covariates by name. Text is a group: its sorted first value is the reference. Default: the mean only.
+        family: "linear", or "logistic" for labels between 0 and 1.
+        method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is the same for all
+            coded texts, and "confidence" otherwise.
+        probability: The probability with which each text was chosen, from `choose_for_coding`. Default:
+            a simple random sample.
+        confidence: Confidence of the intervals.
+
+    Returns:
+        `Estimates`, whose `columns` are term, estimate, std_error, lower and upper.
+
+    Raises:
+        ValueError: Columns of different length, missing or infinite numbers, too few coded texts, collinear
+            covariates, a coded text without probability, or a method that does not fit the probabilities.
+    """
+    y = np.array([np.nan if is_missing(value) else float(value) for value in human])  # type: ignore[arg-type]
+    predicted = np.array([np.nan if is_missing(value) else float(value) for value in model])
+    names, X = design({} if x is None else x, len(y))
+    return fit(y, predicted, names, X, family, method, probability, confidence)
+
+
+def fit(
+    y: Array, predicted: Array, names: list[str], X: Array, family: str, method: str,
+    probability: Iterable[float] | None, confidence: float,
+) -> Estimates:  # fmt: skip
+    """`estimate` with a design matrix X (N, C) and the names of its columns."""
+    coded = ~np.isnan(y)
+    n, N = int(coded.sum()), len(y)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if family not in ("linear", "logistic"):
+        raise ValueError(f"family must be 'linear' or 'logistic', not {family!r}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, not {confidence!r}")
+    if len(predicted) != N:
+        raise ValueError(f"{len(predicted)} labels of the model for {N} human labels: pass one per text, with NaN for "
+                         "texts without a human label")  # fmt: skip
+    if not np.isfinite(predicted).all() or not np.isfinite(X).all() or not np.isfinite(y[coded]).all():
+        raise ValueError("a label of the model or a covariate is missing or infinite: remove those texts")
+    logistic = family == "logistic"
+    if logistic and (np.any((y[coded] < 0) | (y[coded] > 1)) or np.any((predicted < 0) | (predicted > 1))):
+        raise ValueError("family 'logistic' needs labels between 0 and 1")
+    if n <= X.shape[1] and method != "naive":
+        raise ValueError(f"{n} coded texts are too few for {X.shape[1]} coefficients: code more texts")
+    if np.linalg.matrix_rank(X) < X.shape[1]:
+        raise ValueError("the covariates are collinear: remove one of them")
+    pi = np.full(N, n / N) if probability is None else np.array(list(probability), float)
+    if len(pi) != N or np.any(~((pi[coded] > 0) & (pi[coded] <= 1))):
+        raise ValueError("probability must be above 0 and at most 1 for every coded text, one value per text")
+    constant = n == 0 or bool(np.ptp(pi[coded]) < 1e-9)
+    if method == "auto":
+        method = "ppi++" if constant and n < N else "confidence"
+    if method in ("ppi", "ppi++") and not constant:
+        raise ValueError(f"method {method!r} needs a simple random sample: use 'confidence' or 'dsl' with probability")
+    if method in ("ppi", "ppi++") and n == N:
+        raise ValueError(f"method {method!r} needs texts without a human label: use 'human'")
+    if method in ("dsl", "confidence") and np.any(~((pi > 0) & (pi <= 1))):
+        raise ValueError("probability must be above 0 for every text, so that the coded texts represent all: remove "
+                         "texts that could not be chosen")  # fmt: skip
+    if method in ("ppi", "ppi++"):
+        theta, covariance, power = prediction_powered(X, y, predicted, coded, logistic, method == "ppi++")
+    else:
+        ratio = coded / np.where(coded, pi, 1)
+        known = np.where(coded, y, 0)
+        power = {"dsl": 1.0, "human": 0.0, "naive": 1.0}.get(method, np.nan)
+        if method == "confidence":
+            power = best_power(X, known, predicted, ratio, pi, logistic)
+        if method == "naive":
+            theta, covariance = regression(X, predicted, logistic)
+        elif method == "human":
+            theta, covariance = regression(X, known, logistic, ratio)
+        else:
+            theta, covariance = regression(X, power * predicted + ratio * (known - power * predicted), logistic)
+    naive = None
+    if method != "naive":
+        naive = fit(y, predicted, names, X, family, "naive", None, confidence)
+    return Estimates(names, theta, covariance, confidence, method, power, N, n, naive)
+
+
+def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array]:
+    """Names and columns of a design matrix with a constant. ValueError: invalid columns."""
+    names, columns = ["(Intercept)"], [np.ones(count)]
+    for name, column in x.items():
+        values = list(column)
+        if len(values) != count:
+            raise ValueError(f"{name} has {len(values)} values for {count} texts: pass one per text")
+        if any(map(is_missing, values)):
+            raise ValueError(f"{name} has missing values: remove those texts")
+        if any(isinstance(value, str) for value in values):
+            for level in sorted(set(values))[1:]:
+                names.append(f"{name}={level}")
+                columns.append(np.array([value == level for value in values], float))
+        else:
+            names.append(name)
+            columns.append(np.array(values, float))
+    return names, np.stack(columns, axis=1)
+
+
+def expected(X: Array, theta: Array, logistic: bool) -> tuple[Array, Array]:
+    """Expected labels (N,) and their derivative by the linear predictor."""
+    eta = X @ theta
+    if not logistic:
+        return eta, np.ones(len(eta))
+    mean = 1 / (1 + np.exp(-np.clip(eta, -500, 500)))
+    return mean, mean * (1 - mean)
+
+
+def solve(X: Array, targets: Array, weights: Array, logistic: bool) -> Array:
+    """The solution θ of Σ weights x (mean(xθ) - targets) = 0 by Newton's method. ValueError: it does not converge."""
+    theta = np.zeros(X.shape[1])
+    for _ in range(ROUNDS if logistic else 1):
+        mean, slope = expected(X, theta, logistic)
+        try:
+            step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * (mean - targets)))
+        except np.linalg.LinAlgError:
+            break
+        theta = theta - step
+        if not logistic or np.abs(step).max() < 1e-10:
+            return theta
+    raise ValueError("the regression has no solution: a covariate separates the labels, or too few texts are coded")
+
+
+def regression(X: Array, targets: Array, logistic: bool, weights: Array | None = None) -> tuple[Array, Array]:
+    """Coefficients and their sandwich covariance."""
+    weights = np.ones(len(X)) if weights is None else weights
+    theta = solve(X, targets, weights, logistic)
+    mean, slope = expected(X, theta, logistic)
+    inverse = np.linalg.inv((X * (weights * slope)[:, None]).T @ X)
+    scores = X * (weights * (mean - targets))[:, None]
+    return theta, inverse @ (scores.T @ scores) @ inverse
+
+
+def best_power(X: Array, y: Array, predicted: Array, ratio: Array, pi: Array, logistic: bool) -> float:
+    """λ of the confidence-driven method: minimizes the summed variance of the coefficients."""
+    theta = solve(X, predicted + ratio * (y - predicted), np.ones(len(X)), logistic)
+    _, slope = expected(X, theta, logistic)
+    inverse = np.linalg.inv((X * slope[:, None]).T @ X / len(X))
+    weights = ((X @ inverse) ** 2).sum(axis=1) * (1 - pi) / pi
+    denominator = np.mean(weights * predicted**2)
+    return float(np.clip(np.mean(weights * y * predicted * ratio) / denominator, 0, 1)) if denominator > 0 else 0.0
+
+
+def prediction_powered(
+    X: Array, y: Array, predicted: Array, coded: Array, logistic: bool, tune: bool
+) -> tuple[Array, Array, float]:
+    """Coefficients, covariance and λ of PPI (λ = 1) and PPI++, with ppi_py's formulas."""
+    n, N = int(coded.sum()), int((~coded).sum())
+    labelled, other = X[coded], X[~coded]
+
+    def at(power: float) -> Array:
+        if not logistic:
+            first = solve(other, power * predicted[~coded], np.ones(N), False)
+            return first + solve(labelled, y[coded] - power * predicted[coded], np.ones(n), False)
+        weights = np.where(coded, (1 - power) / n, power / N)
+        targets = np.where(coded, (y - power * predicted) / n, power * predicted / N)
+        # The slope has the weights, the targets are sums: Σ weights x mean(xθ) = Σ x targets.
+        return solve_sums(X, targets, weights)
+
+    def parts(theta: Array) -> tuple[Array, Array, Array, Array]:
+        mean, slope = expected(X, theta, logistic)
+        inverse = np.linalg.inv((X * slope[:, None]).T @ X / len(X))
+        scores = X * (mean - np.where(coded, y, 0))[:, None]
+        model = X * (mean - predicted)[:, None]
+        return inverse, scores[coded], model[coded], model[~coded]
+
+    power = 1.0
+    if tune:
+        inverse, scores, model, rest = parts(at(1.0))
+        centred, model_centred = scores - scores.mean(axis=0), model - model.mean(axis=0)
+        cross = (centred.T @ model_centred + model_centred.T @ centred) / n
+        every = np.concatenate([model, rest])
+        every = every - every.mean(axis=0)
+        spread = np.trace(inverse @ (every.T @ every / len(every)) @ inverse)
+        numerator = np.trace(inverse @ cross @ inverse)
+        power = float(np.clip(numerator / (2 * (1 + n / N) * spread), 0, 1)) if spread > 0 else 0.0
+    theta = at(power)
+    inverse, scores, model, rest = parts(theta)
+    ddof = min(X.shape[1] - 1, 1)  # as ppi_py: 0 for a mean, 1 for a regression
+    variance = power**2 * np.cov(rest.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n
+    return theta, inverse @ np.atleast_2d(variance) @ inverse, power
+
+
+def solve_sums(X: Array, targets: Array, weights: Array) -> Array:
+    """The solution θ of Σ weights x mean(xθ) = Σ x targets for the logistic family."""
+    theta = np.zeros(X.shape[1])
+    for _ in range(ROUNDS):
+        mean, slope = expected(X, theta, True)
+        step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * mean - targets))
+        theta = theta - step
+        if np.abs(step).max() < 1e-10:
+            return theta
+    raise ValueError("the regression has no solution: a covariate separates the labels, or too few texts are coded")

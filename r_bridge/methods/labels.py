@@ -1,0 +1,92 @@
+"""Labels by a language model, agreement of raters, and estimates that human labels correct."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from r_bridge.convert import Frame, character
+from r_bridge.methods.text import find_tokenizer
+from r_bridge.objects import Model, Session, Tokenizer
+
+
+def annotate(
+    session: Session, model: Model, texts: Any, labels: Any, definitions: Any, codebook: str | None,
+    instruction: str | None, example_texts: Any, example_labels: Any, calibrate: str | None, length: str,
+    template: str | None, premise: str | None, chat: Any, tokenizer: Tokenizer | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The columns of minhub_py.annotate with NA for missing texts, and the labels."""
+    from minhub_py.analysis.annotate import annotate as compute
+    from minhub_py.analysis.codebook import codebook_of
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    source: Any = codebook if codebook is not None else labels
+    if definitions is not None:
+        source = dict(zip(labels, definitions, strict=True))
+    examples = list(zip(example_texts or [], example_labels or [], strict=True))
+    book = codebook_of(source, instruction, examples)
+    settings: Any = {
+        "calibrate": calibrate, "length": length, "template": template, "premise": premise,
+        "chat": None if chat is None else bool(np.asarray(chat).reshape(-1)[0]), "progress": session.progress,
+    }  # fmt: skip
+    columns = compute(model.module, tok, texts or [], book, **settings)
+    numbers = {name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in columns.items() if name != "label"}
+    return {"frame": Frame({"label": character(columns["label"]), **numbers}), "labels": character(book.names)}
+
+
+def label_agreement(
+    session: Session, raters: Any, level: str, categories: Any, bootstrap: int, confidence: float, seed: int
+) -> dict[str, Any]:  # fmt: skip
+    """The results of minhub_py.agreement. raters: a list of vectors."""
+    from minhub_py.analysis.agreement import agreement
+
+    rows = [plain(values) for values in raters]
+    names = None if categories is None else plain(categories)
+    settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
+    result = agreement(*rows, confidence=confidence, seed=seed, **settings)
+    frame = {name: np.array(v, float) if name != "statistic" else character(v) for name, v in result.columns.items()}
+    return {
+        "frame": Frame(frame), "categories": character(map(spelled, result.categories)), "units": result.units,
+        "confusion": result.confusion, "f1": result.f1,
+    }  # fmt: skip
+
+
+def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, uncertainty: Any, seed: int) -> Frame:
+    """The columns of minhub_py.choose_for_coding."""
+    from minhub_py.analysis.estimate import choose_for_coding as choose
+
+    return Frame(choose(margin, n, minimum=minimum, uncertainty=uncertainty, seed=seed))
+
+
+def corrected_estimate(
+    session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str,
+    probability: Any, confidence: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The results of minhub_py.estimate for a design matrix."""
+    from minhub_py.analysis.estimate import fit
+
+    result = fit(
+        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability, confidence
+    )
+
+    def frame(estimates: Any) -> Frame:
+        return Frame({**estimates.columns, "term": character(estimates.term)})
+
+    return {
+        "frame": frame(result), "covariance": result.covariance, "method": result.method, "power": float(result.power),
+        "texts": result.texts, "coded": result.coded, "naive": None if result.naive is None else frame(result.naive),
+    }  # fmt: skip
+
+
+def plain(values: Any) -> list[Any]:
+    """A vector from R as a list with None for NA."""
+    if isinstance(values, list):
+        return values
+    return [
+        None if math.isnan(value) else value for value in np.ma.filled(np.ma.asarray(values, float), np.nan).tolist()
+    ]
+
+
+def spelled(value: Any) -> str:
+    """A category as text: numbers as in R."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,180 @@
+#' Label texts with a language model
+#'
+#' Computes the probability of each label as the answer to a prompt, which
+#' consists of an instruction, examples and the text. A model with a chat template
+#' receives the prompt as messages.
+#'
+#' The score of a label is the log-probability of its complete token sequence;
+#' the probabilities are a softmax of the scores over the labels. `length` divides
+#' the score by the number of tokens or of characters. If the tokens of one label
+#' begin those of another, the end token is added to every label.
+#'
+#' `calibrate = "contextual"` divides the probabilities by their mean for the texts
+#' `"N/A"`, `""` and `"[MASK]"` (Zhao et al. 2021). `"pmi"` subtracts the
+#' log-probability of the label after the prompt without the text (Holtzman et al.
+#' 2021).
+#'
+#' @inheritParams generate
+#' @inheritParams word_logprobs
+#' @param texts A character vector or a factor, or a data frame with a column
+#'   `text`. The result of a text that is `NA` is `NA`.
+#' @param labels Labels: a character vector. Its names, if any, are the labels, and
+#'   its values their definitions. Or the path of a codebook in YAML.
+#' @param instruction The task. `NULL`: the codebook's, or a list of the labels.
+#' @param examples Coded examples: a data frame with the columns `text` and `label`.
+#' @param calibrate `NULL`, `"contextual"` or `"pmi"`.
+#' @param length `"sum"`, `"tokens"` or `"characters"`.
+#' @param template The prompt of a text, with `{text}`.
+#' @param premise For `"pmi"`: the prompt without a text. `NULL`: `template`
+#'   without the text.
+#' @param chat Whether to use the chat template. `NULL`: if the model has one.
+#' @returns A data frame with one row per text and the columns
+#'   * `label`: the most likely label, a factor;
+#'   * `prob`: its probability;
+#'   * `margin`: the difference to the second largest probability;
+#'   * `prob_LABEL` for each label: its probability.
+#'
+#'   If `texts` is a data frame, the columns are added to it.
+#' @family functions for labels
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' annotate_texts(model, c("O Romeo!", NA), c("joy", "grief"))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+annotate_texts <- function(model, texts, labels, instruction = NULL, examples = NULL, calibrate = NULL,
+                           length = c("sum", "tokens", "characters"), template = NULL, premise = NULL, chat = NULL,
+                           tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  input <- texts
+  if (is.data.frame(texts)) texts <- column_of(texts, "text")
+  texts <- check_words(texts, NULL, "texts")
+  codebook <- definitions <- NULL
+  if (is.character(labels) && base::length(labels) == 1L && grepl("\\.(ya?ml|json)$", labels, ignore.case = TRUE)) {
+    codebook <- normalizePath(labels, mustWork = FALSE)
+    if (!file.exists(codebook)) fail("labels: the codebook ", labels, " does not exist")
+    labels <- NULL
+  } else {
+    if (!is.null(names(labels))) {
+      definitions <- texts(unname(labels), "labels")
+      labels <- names(labels)
+    }
+    labels <- texts(labels)
+    if (base::length(labels) < 2L) fail("labels must be at least two labels, not ", describe(labels))
+    if (anyDuplicated(labels)) fail("labels must not be repeated: ", labels[duplicated(labels)][[1L]])
+  }
+  if (!is.null(examples) && !is.data.frame(examples)) fail("examples must be a data frame with the columns text and label")
+  settings <- list(
+    labels = labels, definitions = definitions, codebook = codebook,
+    instruction = optional(instruction, string, "instruction"),
+    example_texts = if (!is.null(examples)) texts(column_of(examples, "text"), "examples"),
+    example_labels = if (!is.null(examples)) texts(column_of(examples, "label"), "examples"),
+    calibrate = optional(calibrate, choice, c("contextual", "pmi"), "calibrate"),
+    length = choice(length, c("sum", "tokens", "characters")), template = optional(template, string, "template"),
+    premise = optional(premise, string, "premise"), chat = optional(chat, flag, "chat"),
+    tokenizer = check_tokenizer(tokenizer)
+  )
+  content <- if (!is.null(codebook)) readLines(codebook, warn = FALSE)
+  job <- c(list(call = "annotate", model = model, texts = texts, content = content), settings)
+  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
+    part <- do.call(ask, c(list("annotate", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
+    part$frame$label <- factor(part$frame$label, part$labels)
+    part$frame
+  }, size = TEXTS_OF_PART)
+  if (is.data.frame(input)) return(add_columns(input, result))
+  if (!is.null(names(input))) rownames(result) <- make.unique(ifelse(is.na(names(input)), "", names(input)))
+  result
+}
+
+#' Measure the agreement of raters
+#'
+#' Computes percent agreement, Cohen's kappa, weighted kappa, Fleiss' kappa,
+#' Krippendorff's alpha and macro F1, with bootstrap intervals over units.
+#'
+#' Krippendorff's alpha is correct for three or more raters and for missing
+#' labels. Fleiss' kappa pools the marginals of the raters, so that it is Scott's
+#' pi for two raters. Macro F1 leaves out categories that no rater uses.
+#'
+#' @param ... Vectors with the labels of each rater, one value per unit, or a data
+#'   frame with one column per rater. `NA` is a missing label.
+#' @param level The level of measurement: `"nominal"`, `"ordinal"`, `"interval"`
+#'   or `"ratio"`.
+#' @param bootstrap The number of bootstrap samples; 0 for no intervals.
+#' @param confidence The confidence of the intervals.
+#' @param seed The seed of the bootstrap.
+#' @param x The result.
+#' @param col The color of the confusion matrix.
+#' @param main The title of the plot.
+#' @returns An object of class `minhub_agreement`, a list with `statistics` (a data
+#'   frame with the columns statistic, estimate, lower and upper), `confusion` (for
+#'   two raters, with rows for the first), `f1` of each category, and `units`.
+#'   Factors keep the order of their levels.
+#' @family functions for labels
+#' @examplesIf minhubpy:::is_ready()
+#' human <- c("a", "b", "a", NA, "b", "a")
+#' model <- c("a", "b", "b", "a", "b", "a")
+#' label_agreement(human, model)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ratio"), bootstrap = 1000, confidence = 0.95,
+                            seed = 0) {
+  raters <- list(...)
+  if (length(raters) == 1L && is.data.frame(raters[[1L]])) raters <- as.list(raters[[1L]])
+  if (length(raters) < 2L) fail("label_agreement() needs at least two raters: pass one vector for each, or a data frame")
+  level <- choice(level, c("nominal", "ordinal", "interval", "ratio"))
+  categories <- NULL
+  factors <- vapply(raters, is.factor, NA)
+  if (any(factors)) categories <- unique(unlist(lapply(raters, function(x) if (is.factor(x)) levels(x) else sort(unique(as.character(x))))))
+  numeric <- !any(factors) && all(vapply(raters, function(x) is.numeric(x) || is.logical(x), NA))
+  raters <- lapply(raters, function(x) if (numeric) as.double(x) else as.character(x))
+  result <- ask(
+    "label_agreement",
+    raters = unname(raters), level = level, categories = categories,
+    bootstrap = whole_number(bootstrap), confidence = number(confidence, min = 0, max = 1), seed = whole_number(seed)
+  )
+  confusion <- result$confusion
+  if (!is.null(confusion)) dimnames(confusion) <- list(first = result$categories, second = result$categories)
+  f1 <- result$f1
+  if (!is.null(f1)) names(f1) <- result$categories
+  structure(
+    list(statistics = result$frame, confusion = confusion, f1 = f1, units = result$units, raters = length(raters)),
+    class = "minhub_agreement"
+  )
+}
+
+#' @rdname label_agreement
+#' @export
+print.minhub_agreement <- function(x, ...) {
+  cat("Agreement of ", x$raters, " raters, ", x$units, " units\n", sep = "")
+  print(x$statistics, digits = 3, row.names = FALSE)
+  invisible(x)
+}
+
+#' @rdname label_agreement
+#' @export
+as.data.frame.minhub_agreement <- function(x, ...) x$statistics
+
+#' @rdname label_agreement
+#' @export
+plot.minhub_agreement <- function(x, main = "Confusion matrix", col = "#0072B2", ...) {
+  if (is.null(x$confusion)) fail("a confusion matrix has two raters: call label_agreement() with two of them")
+  col <- check_color(col)
+  draw_panels(main, function(i) draw_confusion(x$confusion, col), ...)
+  invisible(x)
+}
+
+draw_confusion <- function(counts, col) {
+  n <- nrow(counts)
+  labels <- shorten(rownames(counts), 16L)
+  set_margins(left = text_width(labels, 1) + lines_high(2), bottom = lines_high(4.2), right = 0.2)
+  graphics::plot.window(c(0.5, n + 0.5), c(n + 0.5, 0.5), xaxs = "i", yaxs = "i")
+  share <- counts / pmax(rowSums(counts), 1)
+  shade <- grDevices::colorRampPalette(c("white", col))(101L)
+  row <- as.vector(row(counts))
+  column <- as.vector(base::col(counts))
+  graphics::rect(column - 0.5, row - 0.5, column + 0.5, row + 0.5, col = shade[1L + round(100 * as.vector(share))], border = "grey85")
+  graphics::text(column, row, as.vector(counts), col = ifelse(as.vector(share) > 0.5, "white", "black"))
+  token_text(0.5 - graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5))
+  token_text(seq_len(n), n + 0.5 + graphics::yinch(0.06), labels, adj = c(0.5, 1))
+  graphics::mtext("second rater", side = 1L, line = 1.8)
+  graphics::mtext("first rater", side = 2L, line = graphics::par("mar")[[2L]] - 1.2)
+}

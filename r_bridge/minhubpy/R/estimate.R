@@ -1,0 +1,176 @@
+#' Choose texts for human coding
+#'
+#' Chooses texts for human coding, uncertain ones more often, each with a known
+#' probability, which [corrected_estimate()] requires.
+#'
+#' The probability of a text is `n / N * (minimum + (1 - minimum) * u / mean(u))`,
+#' at most 1, with `u = sqrt((1 - margin) / 2)`. Exactly `n` texts are chosen, by
+#' systematic sampling in random order.
+#'
+#' @param x The margins of the texts, or a data frame with a column `margin`, such as
+#'   the result of [annotate_texts()]. A text without a margin is not available.
+#' @param n The number of texts.
+#' @param minimum The share of the probability that does not depend on the margin.
+#'   1 is a simple random sample.
+#' @param uncertainty The expected root of the squared error of each text, instead of
+#'   `u`.
+#' @param seed The seed. `NULL`: drawn from R's generator, so that `set.seed()`
+#'   applies.
+#' @returns A data frame with the columns `selected` and `probability`. If `x` is a
+#'   data frame, the columns are added to it. Store the probability with the texts.
+#' @family functions for labels
+#' @examplesIf minhubpy:::is_ready()
+#' choose_for_coding(c(0.1, 0.9, 0.5, 0.7), 2, seed = 1)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NULL) {
+  margin <- if (is.data.frame(x)) column_of(x, "margin") else x
+  if (!is.numeric(margin)) fail("x must be margins or a data frame with a column margin, not ", describe(x))
+  if (is.null(seed)) seed <- sample.int(.Machine$integer.max, 1L)
+  result <- ask(
+    "choose_for_coding",
+    margin = as.double(margin), n = whole_number(n, min = 1), minimum = number(minimum),
+    uncertainty = if (!is.null(uncertainty)) as.double(uncertainty), seed = whole_number(seed)
+  )
+  if (is.data.frame(x)) add_columns(x, result) else result
+}
+
+#' Estimate means and regressions from a model's labels, corrected by human labels
+#'
+#' Intervals from a model's labels alone ignore the errors of the model. Human
+#' labels of some texts, drawn with known probabilities, correct both the estimate
+#' and its interval.
+#'
+#' * `"ppi++"`, `"ppi"`: prediction-powered inference (Angelopoulos et al. 2023), for a
+#'   simple random sample of texts.
+#' * `"dsl"`: design-based supervised learning (Egami et al. 2023).
+#' * `"confidence"`: confidence-driven inference (Gligoric et al. 2024).
+#' * `"human"`: the coded texts only. `"naive"`: the model's labels only.
+#'
+#' `"auto"` is `"ppi++"` for a simple random sample, and `"confidence"` otherwise.
+#'
+#' @param formula A formula such as `human ~ year + party`, or `human ~ 1` for a mean.
+#'   Its left side is `NA` for texts without a human label. It may be a comparison,
+#'   such as `human == "positive"`.
+#' @param data A data frame with one row per text.
+#' @param prediction The model's labels as numbers or logical values, such as a column
+#'   of probabilities: the name of a column, or a vector.
+#' @param probability The probability with which each text was chosen: the name of a
+#'   column, or a vector. `NULL`: a simple random sample.
+#' @param family `"linear"` or `"logistic"`.
+#' @param method The method.
+#' @param confidence The confidence of the intervals.
+#' @param object,x The result.
+#' @param parm Terms, by name or number. `NULL`: all.
+#' @param level Not used: `confidence` sets the confidence.
+#' @param main The title of the plot.
+#' @param col The colors of the corrected and of the naive estimates.
+#' @param ... For plots, graphical parameters. Otherwise not used.
+#' @returns An object of class `minhub_estimate`, a list with `estimates` (a data
+#'   frame with the columns term, estimate, std_error, lower and upper), `naive` (the
+#'   same from the model's labels alone), `covariance`, `method`, `power`, `texts`
+#'   and `coded`. [coef()], [vcov()], [confint()], [plot()], [as.data.frame()] and
+#'   `generics::tidy()` apply to it.
+#' @importFrom stats coef confint vcov
+#' @family functions for labels
+#' @examplesIf minhubpy:::is_ready()
+#' set.seed(1)
+#' texts <- data.frame(year = rnorm(300))
+#' truth <- rbinom(300, 1, 0.5)
+#' texts$model <- ifelse(runif(300) < 0.2, 1 - truth, truth)
+#' texts$human <- ifelse(seq_len(300) <= 80, truth, NA)
+#' corrected_estimate(human ~ year, texts, prediction = "model")
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+corrected_estimate <- function(formula, data, prediction, probability = NULL, family = c("linear", "logistic"),
+                               method = c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human"),
+                               confidence = 0.95) {
+  if (!inherits(formula, "formula") || length(formula) != 3L) fail("formula must have two sides, such as human ~ year, not ", describe(formula))
+  if (!is.data.frame(data)) fail("data must be a data frame, not ", describe(data))
+  frame <- stats::model.frame(formula, data, na.action = stats::na.pass)
+  human <- stats::model.response(frame)
+  if (!is.numeric(human) && !is.logical(human)) {
+    fail("the left side of formula must be numbers or logical values, not ", describe(human), ': compare it, as in human == "positive"')
+  }
+  design <- stats::model.matrix(attr(frame, "terms"), frame)
+  if (nrow(design) != nrow(data)) fail("a covariate is missing for some texts: remove those rows")
+  column <- function(value, what) {
+    if (is.character(value) && length(value) == 1L) value <- column_of(data, value)
+    if (!is.numeric(value) && !is.logical(value)) fail(what, " must be numbers, logical values or the name of such a column, not ", describe(value))
+    if (length(value) != nrow(data)) fail(what, " must have one value for each of ", nrow(data), " rows, not ", length(value))
+    as.double(value)
+  }
+  result <- ask(
+    "corrected_estimate",
+    human = as.double(human), predicted = column(prediction, "prediction"),
+    design = matrix(as.double(design), nrow(design)), terms = colnames(design),
+    family = choice(family, c("linear", "logistic")),
+    estimator = choice(method, c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human")),
+    probability = if (!is.null(probability)) column(probability, "probability"), confidence = number(confidence, min = 0, max = 1)
+  )
+  covariance <- matrix(result$covariance, ncol(design), dimnames = list(colnames(design), colnames(design)))
+  structure(
+    list(
+      estimates = result$frame, naive = result$naive, covariance = covariance, method = result$method, power = result$power,
+      texts = result$texts, coded = result$coded, confidence = confidence, formula = formula
+    ),
+    class = "minhub_estimate"
+  )
+}
+
+#' @rdname corrected_estimate
+#' @export
+print.minhub_estimate <- function(x, ...) {
+  cat(
+    deparse(x$formula), ": ", x$texts, " texts, ", x$coded, " with a human label, method ", x$method, ", ",
+    100 * x$confidence, " % intervals\n",
+    sep = ""
+  )
+  print(x$estimates, digits = 3, row.names = FALSE)
+  invisible(x)
+}
+
+#' @rdname corrected_estimate
+#' @export
+as.data.frame.minhub_estimate <- function(x, ...) x$estimates
+
+#' @rdname corrected_estimate
+#' @export
+coef.minhub_estimate <- function(object, ...) stats::setNames(object$estimates$estimate, object$estimates$term)
+
+#' @rdname corrected_estimate
+#' @export
+vcov.minhub_estimate <- function(object, ...) object$covariance
+
+#' @rdname corrected_estimate
+#' @export
+confint.minhub_estimate <- function(object, parm = NULL, level = NULL, ...) {
+  result <- as.matrix(object$estimates[c("lower", "upper")])
+  rownames(result) <- object$estimates$term
+  if (is.null(parm)) result else result[parm, , drop = FALSE]
+}
+
+#' @rdname corrected_estimate
+#' @export
+plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("#0072B2", "#D55E00"), ...) {
+  col <- rep_len(check_color(col), 2L)
+  draw_panels(main, function(i) draw_estimates(x, col), ...)
+  invisible(x)
+}
+
+draw_estimates <- function(x, col) {
+  series <- Filter(Negate(is.null), list(x$estimates, x$naive))
+  terms <- shorten(x$estimates$term, 30L)
+  n <- length(terms)
+  set_margins(left = text_width(terms, 1) + 0.25, bottom = lines_high(4.2), right = 0.2)
+  graphics::plot.window(range(0, lapply(series, function(s) c(s$lower, s$upper))), c(n + 0.5, 0.5))
+  graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
+  graphics::abline(v = 0, col = "grey70", lty = 2L)
+  for (i in seq_along(series)) {
+    y <- seq_len(n) + (i - (length(series) + 1) / 2) * 0.25
+    graphics::segments(series[[i]]$lower, y, series[[i]]$upper, y, col = col[[i]], lwd = 2)
+    graphics::points(series[[i]]$estimate, y, pch = 16L, col = col[[i]])
+  }
+  token_text(graphics::par("usr")[[1L]] - graphics::xinch(0.08), seq_len(n), terms, adj = c(1, 0.5))
+  footer("upper: ", x$method, if (length(series) > 1L) "; lower: the model's labels alone")
+}

@@ -1,0 +1,74 @@
+# Labels, agreement and corrected estimates in R. tests/analysis has the tests of Python's functions.
+
+test_that("annotate_texts() labels texts, with NA for missing ones, and resumes", {
+  model <- a_model()
+  texts <- c(a = "O Romeo", b = NA, c = "Off with his head!")
+  found <- annotate_texts(model, texts, c("good", "bad"), instruction = "Tone?")
+  expect_identical(names(found), c("label", "prob", "margin", "prob_good", "prob_bad"))
+  expect_identical(rownames(found), c("a", "b", "c"))
+  expect_identical(is.na(found$prob), c(FALSE, TRUE, FALSE))
+  expect_identical(levels(found$label), c("good", "bad"))
+  expect_equal(found$prob_good + found$prob_bad, c(1, NA, 1))
+  logprobs <- vapply(c(" good", " bad"), function(answer) {
+    prompt <- paste0("Tone?\n\nText: O Romeo\nLabel:")
+    target_logprobs(model, prompt, answer, sep = "")[[1L]]
+  }, 0)
+  expect_equal(found$prob_good[[1L]], exp(logprobs[[1L]]) / sum(exp(logprobs)), tolerance = 1e-4)
+  file <- tempfile(fileext = ".rds")
+  data <- data.frame(text = unname(texts))
+  first <- annotate_texts(model, data, c(good = "praises", bad = "blames"), resume = file)
+  expect_identical(annotate_texts(model, data, c(good = "praises", bad = "blames"), resume = file), first)
+  expect_identical(names(first), c("text", "label", "prob", "margin", "prob_good", "prob_bad"))
+  expect_refused(annotate_texts(model, "x", "good"), "labels must be at least two labels")
+  expect_refused(annotate_texts(model, "x", c("a", "b"), chat = TRUE), "no chat template")
+})
+
+test_that("label_agreement() has the published values", {
+  needs_python()
+  raters <- data.frame(
+    a = c(1, 2, 3, 3, 2, 1, 4, 1, 2, NA, NA, NA), b = c(1, 2, 3, 3, 2, 2, 4, 1, 2, 5, NA, 3),
+    c = c(NA, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, NA), d = c(1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, NA)
+  )
+  value <- function(x, name) x$statistics$estimate[x$statistics$statistic == name]
+  for (level in c("nominal", "ordinal", "interval", "ratio")) {
+    expected <- c(nominal = .743421, ordinal = .815388, interval = .849107, ratio = .797403)[[level]]
+    expect_equal(value(label_agreement(raters, level = level, bootstrap = 0), "alpha"), expected, tolerance = 1e-6)
+  }
+  two <- label_agreement(c("x", "y", "x", NA), c("x", "y", "y", "x"))
+  expect_identical(two$confusion, matrix(c(1, 0, 1, 1), 2, dimnames = list(first = c("x", "y"), second = c("x", "y"))))
+  expect_output(print(two), "Agreement of 2 raters, 3 units")
+  expect_identical(as.data.frame(two), two$statistics)
+  expect_true(length(drawn(plot(two))) > 0)
+  expect_identical(rownames(label_agreement(factor("b", c("b", "a")), factor("a", c("b", "a")))$confusion), c("b", "a"))
+  expect_refused(label_agreement(1:3), "needs at least two raters")
+  expect_error(plot(label_agreement(raters)), "a confusion matrix has two raters", class = "minhubpy_error")
+})
+
+test_that("corrected_estimate() has ppi_py's values and follows formulas", {
+  needs_python()
+  i <- 0:199
+  y <- as.numeric((7919 * i) %% 11 < 5)
+  data <- data.frame(i, llm = pmin(pmax(.15 + .6 * y + .2 * sin(i), 0), 1), human = ifelse(i < 40, y, NA))
+  found <- corrected_estimate(human ~ cos(i), data, prediction = "llm", method = "ppi")
+  expect_equal(unname(coef(found)), c(.434288, .012873), tolerance = 1e-4)
+  expect_equal(unname(confint(found)["(Intercept)", ]), c(.344675, .523900), tolerance = 1e-5)
+  expect_equal(unname(sqrt(diag(vcov(found)))), found$estimates$std_error)
+  expect_identical(corrected_estimate(human == 1 ~ 1, data, "llm")$method, "ppi++")
+  expect_output(print(found), "200 texts, 40 with a human label, method ppi")
+  expect_true(length(drawn(plot(found))) > 0)
+  expect_refused(corrected_estimate(~i, data, "llm"), "formula must have two sides")
+  expect_refused(corrected_estimate(human ~ i, data, "other"), "no column other")
+})
+
+test_that("choose_for_coding() adds probabilities and follows set.seed()", {
+  needs_python()
+  data <- data.frame(margin = c(seq(0, 1, length.out = 20), NA))
+  set.seed(3)
+  found <- choose_for_coding(data, 5)
+  set.seed(3)
+  expect_identical(choose_for_coding(data, 5), found)
+  expect_identical(sum(found$selected), 5L)
+  expect_equal(sum(found$probability), 5)
+  expect_identical(found$probability[[21L]], 0)
+  expect_refused(choose_for_coding(data, 21), "only 20 texts have a margin")
+})

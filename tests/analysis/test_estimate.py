@@ -1,0 +1,126 @@
+"""Corrected estimates: values of ppi_py and by hand, and simulated coverage."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minhub_py import agreement, choose_for_coding, estimate
+
+i = np.arange(200)
+Y = ((7919 * i) % 11 < 5).astype(float)
+PREDICTED = np.clip(0.15 + 0.6 * Y + 0.2 * np.sin(i), 0, 1)
+HUMAN = np.where(i < 40, Y, np.nan)
+RUNS = 500
+# Two standard errors of a coverage of 95 % in 500 runs.
+TOLERANCE = 2 * np.sqrt(0.95 * 0.05 / RUNS)
+
+
+def test_estimates_have_the_reference_values() -> None:
+    human = estimate(HUMAN, PREDICTED, method="human").columns
+    assert human["estimate"] == pytest.approx([0.4])
+    assert [human["lower"][0], human["upper"][0]] == pytest.approx([0.248182, 0.551818], abs=1e-6)
+    ppi = estimate(HUMAN, PREDICTED, method="ppi").columns
+    assert [ppi[name][0] for name in ("estimate", "lower", "upper")] == pytest.approx(
+        [0.434874, 0.346140, 0.523609], abs=1e-6
+    )
+    line = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}, method="ppi").columns
+    assert line["estimate"] == pytest.approx([0.434288, 0.012873], abs=1e-6)
+    assert line["lower"] == pytest.approx([0.344675, -0.105898], abs=1e-6)
+    assert line["upper"] == pytest.approx([0.523900, 0.131643], abs=1e-6)
+    mean = estimate(HUMAN, PREDICTED, method="dsl", probability=np.full(200, 0.2))
+    assert mean.estimate == pytest.approx([0.427899], abs=1e-6)
+    assert mean.std_error == pytest.approx([0.048042], abs=1e-6)
+    dsl = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}, method="dsl", probability=np.full(200, 0.2))
+    assert dsl.estimate == pytest.approx([0.427950, 0.018768], abs=1e-6)
+    assert dsl.std_error == pytest.approx([0.048041, 0.065689], abs=1e-6)
+    assert estimate(HUMAN, PREDICTED, method="naive").estimate == pytest.approx([0.428268], abs=1e-6)
+
+
+def simulated(family: str) -> Iterator[tuple[Any, ...]]:
+    """Covariate, true and predicted labels: a model with more errors where the covariate is positive."""
+    random = np.random.default_rng(7)
+    for _ in range(RUNS):
+        x = random.normal(size=800)
+        mean = 1 / (1 + np.exp(-(0.2 + 0.6 * x))) if family == "logistic" else 0.5 + 0.1 * np.clip(x, -3, 3)
+        y = (random.uniform(size=800) < mean).astype(float)
+        wrong = random.uniform(size=800) < np.where(x > 0, 0.3, 0.1)
+        predicted = np.where(wrong, 1 - y, y)
+        margin = np.clip(random.normal(np.where(x > 0, 0.3, 0.7), 0.15), 0, 1)
+        yield x, y, predicted, margin, int(random.integers(2**31))
+
+
+TRUTH = {"linear": [0.5, 0.1], "logistic": [0.2, 0.6]}
+
+
+@pytest.mark.parametrize("family", ["linear", "logistic"])
+@pytest.mark.parametrize("method", ["ppi++", "dsl", "confidence"])
+def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_not(family: str, method: str) -> None:
+    covered, naive = [], []
+    for x, y, predicted, margin, seed in simulated(family):
+        chosen = choose_for_coding(margin, 250, minimum=1 if method == "ppi++" else 0.3, seed=seed)
+        human = np.where(chosen["selected"], y, np.nan)
+        settings: Any = {"family": family, "method": method}
+        result = estimate(human, predicted, {"x": x}, probability=chosen["probability"], **settings)
+        for found, covers in ((result, covered), (result.naive, naive)):
+            assert found is not None
+            columns = found.columns
+            covers.append((columns["lower"] <= TRUTH[family]) & (TRUTH[family] <= columns["upper"]))
+    assert np.abs(np.mean(covered, axis=0) - 0.95).max() <= TOLERANCE
+    assert np.mean(naive, axis=0).min() < 0.5
+
+
+def test_a_mean_and_a_group_difference_are_covered() -> None:
+    covered = []
+    for x, _, _, margin, seed in simulated("linear"):
+        random = np.random.default_rng(seed)
+        group = np.where(x > 0, "b", "a")
+        y = (random.uniform(size=800) < np.where(x > 0, 0.6, 0.4)).astype(float)
+        predicted = np.where(random.uniform(size=800) < 0.2, 1 - y, np.where(x > 0, 1, y))
+        chosen = choose_for_coding(margin, 250, minimum=0.3, seed=seed)
+        human = np.where(chosen["selected"], y, np.nan)
+        columns = estimate(human, predicted, {"group": group}, probability=chosen["probability"]).columns
+        assert columns["term"] == ["(Intercept)", "group=b"]
+        covered.append((columns["lower"] <= [0.4, 0.2]) & (columns["upper"] >= [0.4, 0.2]))
+    assert np.abs(np.mean(covered, axis=0) - 0.95).max() <= TOLERANCE
+
+
+def test_each_text_is_chosen_as_often_as_its_probability_says() -> None:
+    margin = np.linspace(0, 1, 40)
+    margin[3] = np.nan
+    draws = [choose_for_coding(margin, 10, seed=seed) for seed in range(2000)]
+    assert {int(draw["selected"].sum()) for draw in draws} == {10}
+    probability = draws[0]["probability"]
+    assert probability.sum() == pytest.approx(10)
+    assert probability[3] == 0
+    assert probability[np.arange(40) != 3].min() >= 0.1 * 10 / 39 * 0.99
+    share = np.mean([draw["selected"] for draw in draws], axis=0)
+    assert np.abs(share - probability).max() < 4 * np.sqrt(0.25 / 2000)
+    assert choose_for_coding([0.0, 1.0, 1.0], 3)["selected"].all()
+
+
+def test_wrong_calls_name_the_problem() -> None:
+    with pytest.raises(ValueError, match="simple random sample"):
+        estimate(HUMAN, PREDICTED, method="ppi", probability=np.where(i < 20, 0.3, 0.2))
+    with pytest.raises(ValueError, match="too few for 1 coefficients"):
+        estimate([None] * 199 + [1], PREDICTED)
+    with pytest.raises(ValueError, match="collinear"):
+        estimate(HUMAN, PREDICTED, {"a": i, "b": 2 * i})
+    with pytest.raises(ValueError, match="for every coded text"):
+        estimate(HUMAN, PREDICTED, probability=np.zeros(200))
+    with pytest.raises(ValueError, match="minimum must be above 0"):
+        choose_for_coding([0.5], 1, minimum=0)
+    with pytest.raises(ValueError, match="only 1 texts"):
+        choose_for_coding([0.5, float("nan")], 2)
+
+
+def test_plots_show_the_corrected_and_the_naive_estimates_and_the_counts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    axes = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}).plot(tmp_path / "estimates.png").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["(Intercept)", "cos"]
+    assert len(axes.containers) == 2
+    figure = agreement(["a", "b", "a"], ["a", "b", "b"]).plot(tmp_path / "confusion.png")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1", "1", "0", "1"]
+    assert {path.name for path in tmp_path.iterdir()} == {"estimates.png", "confusion.png"}
