@@ -50,26 +50,27 @@ Edit = Callable[[Tensor, Tensor], Tensor | None]
 class Point:
     """A value (B, T, size): the input or output of a module, or a part of it.
 
-    path: name of the module within the model.    part: the channels; None for all.    layer: number, from 1; 0 for the
-    embeddings.
+    path: name of the module within the model.    size: number of channels.    layer: number, from 1; 0 for the
+    embeddings.    part: the channels of the module's value; None for all.
     """
 
     name: str
     path: str
     side: Literal["input", "output"]
+    size: int
     layer: int
     part: slice | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A module whose value is a point, and how many equal units it has: heads or neurons."""
+    """A module whose value is a point. units: number of heads or neurons, which divide the value equally."""
 
     path: str
     side: Literal["input", "output"]
+    size: int
     layer: int
     units: int = 0
-    size: int = 0  # of a unit
 
 
 class Points:
@@ -88,6 +89,7 @@ class Points:
     def _read(self, steps: Iterable[Step], paths: Mapping[int, str], prefix: str) -> None:
         """Add the points of a list of steps. paths: the name of each module, by its id."""
         mixing: Step | None = None
+        size = last = 0  # of the residual stream, and of the value after the last module
         layers: list[list[str]] = []  # the modules that write to the residual stream, by layer
         tail: list[str] = []  # the modules after the last of them
         for step in steps:
@@ -100,25 +102,27 @@ class Points:
                 case Add():
                     self._add(step, mixing, len(layers), paths, prefix)
                     layers[-1].append(paths[id(step.layer)])
+                    size = last = shape_of(step.layer)[0]
                     mixing, tail = None, []
                 case Experts():
                     path = paths[id(step.router)].rpartition(".")[0]
-                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(path, "output", len(layers))
+                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
                 case Recurrent():
                     path = paths[id(step.layer)]
                     layers = [[f"{path}.outputs.{number}"] for number in range(step.layer.num_layers)]
-                    self.sources[f"{prefix}embeddings"] = Source(path, "input", 0)
+                    size = last = step.layer.hidden_size
+                    self.sources[f"{prefix}embeddings"] = Source(path, "input", step.layer.input_size, 0)
                 case Norm() if not step.to_residual:
                     tail = [paths[id(step.layer)]]
                 case Linear():
-                    tail = [paths[id(step.layers[0])]]
+                    tail, last = [paths[id(step.layers[0])]], shape_of(step.layers[0])[0]
         blocks = [common_parent(modules) for modules in layers]
-        self.sources.setdefault(f"{prefix}embeddings", Source(blocks[0], "input", 0))
+        self.sources.setdefault(f"{prefix}embeddings", Source(blocks[0], "input", size, 0))
         for number, path in enumerate(blocks, 1):
-            self.sources[f"{prefix}layers.{number}.resid"] = Source(path, "output", number)
-        self.sources[f"{prefix}final"] = Source(tail[0] if tail else blocks[-1], "output", len(blocks))
+            self.sources[f"{prefix}layers.{number}.resid"] = Source(path, "output", size, number)
+        self.sources[f"{prefix}final"] = Source(tail[0] if tail else blocks[-1], "output", last, len(blocks))
         if not (prefix == "" and self.encoder_decoder):
             self.layers = len(blocks)
 
@@ -127,11 +131,11 @@ class Points:
         name = "mlp" if mixing is None else "cross" if isinstance(mixing, CrossAttend) else "attn"
         start = f"{prefix}layers.{layer}."
         output = step.layer if step.norm is None else step.norm
-        self.sources[start + name] = Source(paths[id(output)], "output", layer)
-        width = (step.layer.shape if isinstance(step.layer, Quantized) else step.layer.weight.shape)[1]
+        size, width = shape_of(step.layer)
+        self.sources[start + name] = Source(paths[id(output)], "output", size, layer)
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]
-        self.sources[start + name] = Source(paths[id(step.layer)], "input", layer, units, width // units)
+        self.sources[start + name] = Source(paths[id(step.layer)], "input", width, layer, units)
 
     def find(self, names: str | Iterable[str]) -> list[Point]:
         """The points with these names, in which `*` stands for any number. ValueError: an unknown name."""
@@ -161,12 +165,13 @@ class Points:
         units = re.compile(re.escape(base).replace(r"\*", r"\d+")) if number.isdigit() or number == "*" else None
         for known, source in self.sources.items():
             if pattern.fullmatch(known):
-                yield Point(known, source.path, source.side, source.layer)
+                yield Point(known, source.path, source.side, source.size, source.layer)
             elif units is not None and source.units and units.fullmatch(known):
                 for unit in range(1, source.units + 1) if number == "*" else [int(number)]:
                     if 1 <= unit <= source.units:
-                        part = slice((unit - 1) * source.size, unit * source.size)
-                        yield Point(f"{known}.{unit}", source.path, source.side, source.layer, part)
+                        size = source.size // source.units
+                        part = slice((unit - 1) * size, unit * size)
+                        yield Point(f"{known}.{unit}", source.path, source.side, size, source.layer, part)
 
     def describe(self) -> str:
         """The names of the points, for messages."""
@@ -181,6 +186,11 @@ class Points:
                 for prefix in ((ENCODER, "layers") if self.encoder_decoder else ("",))}  # fmt: skip
         counts = " and ".join(str(count) for count in dict.fromkeys(last.values()))
         return f"the points are {', '.join(names)}, with N from 1 to {counts}"
+
+
+def shape_of(layer: Any) -> tuple[int, ...]:
+    """The shape (out, in) of a linear layer's weight, without unpacking it."""
+    return tuple(layer.shape if isinstance(layer, Quantized) else layer.weight.shape)
 
 
 def common_parent(paths: Sequence[str]) -> str:
