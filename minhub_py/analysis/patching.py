@@ -161,7 +161,8 @@ def patching(
 
     recorder = edited(model, [(point, store(point.name)) for point in found], "patching()")
     [best] = measure(recorder, forward(recorder, rows[:1], inputs))
-    [base] = measure(model, forward(model if recipe_of(model).edits else recorder, rows[1:], inputs))
+    plain = edited(model, [], "patching()")
+    [base] = measure(plain, forward(plain, rows[1:], inputs))
     runs = {point.name: variants(points, point, len(rows[0])) for point in found}
     done, total = 0, sum(map(len, runs.values()))
     size = max(1, BATCH_TOKENS // len(rows[0]))
