@@ -100,7 +100,9 @@ def attribution(
     rows = weights_of_rows(head, tokens)  # (C,)
     components: dict[str, Tensor] = {}
     layers = {id(module): name for name, module in copy.named_modules()}
-    projections = {layers[id(step.layer)]: step for step in copy.steps() if hasattr(step, "norm") and hasattr(step, "layer")}
+    projections = {
+        layers[id(step.layer)]: step for step in copy.steps() if hasattr(step, "norm") and hasattr(step, "layer")
+    }
     for name in names:
         source = points.sources[name[: -len("attn")] + "heads"] if name.endswith(".attn") and heads else None
         if source is None:
@@ -121,7 +123,10 @@ def attribution(
             x, total = frozen(step.layer, x, total), step.layer(total.to(next(base.parameters()).dtype)).float()
         elif isinstance(step, Linear):
             weight = torch.cat([layer.weight.float() for layer in step.layers])
-            x, total = F.linear(x, weight), torch.cat([layer(total.to(layer.weight.dtype)).float() for layer in step.layers])
+            x, total = (
+                F.linear(x, weight),
+                torch.cat([layer(total.to(layer.weight.dtype)).float() for layer in step.layers]),
+            )
     values = (x @ rows * head.scale).tolist()
     bias = head.bias if head.bias is not None else getattr(head.layer, "bias", None)
     signs = [1.0, -1.0][: len(tokens)]

@@ -119,8 +119,9 @@ def intervene(
         raise ValueError(f"scale must be a number, not {scale!r}")
     if (how == "zero") != (value is None):
         raise ValueError(
-            "how='zero' takes no value" if how == "zero" else f"how={how!r} needs a value: pass an array, activations "
-            "or a direction"
+            "how='zero' takes no value"
+            if how == "zero"
+            else f"how={how!r} needs a value: pass an array, activations or a direction"
         )
     edits = []
     for point in found:

@@ -57,7 +57,7 @@ def intervene(
 
 
 def direction(
-    session: Session, model: Model, positive: Any, negative: Any, tokenizer: Tokenizer | None, at: str, method: str,
+    session: Session, model: Model, positive: Any, negative: Any, tokenizer: Tokenizer | None, at: str, kind: str,
     pool: str,
 ) -> dict[str, Any]:  # fmt: skip
     """The vector of minhub_py.direction, and the projections of the texts."""
@@ -65,7 +65,7 @@ def direction(
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(positive) or is_text(negative))
     texts = _texts(model, positive), _texts(model, negative)
-    result = compute(model.module, tok, *texts, at, method=method, pool=pool)  # type: ignore[arg-type]
+    result = compute(model.module, tok, *texts, at, method=kind, pool=pool)  # type: ignore[arg-type]
     return {"vector": result.vector.double(), "projections": [part.double() for part in result.projections]}
 
 

@@ -166,7 +166,9 @@ def test_every_analysis_accepts_a_model_with_interventions() -> None:
     assert zeros.abs().max() == 0
     words = minhub_py.word_logprobs(handle, tok, ["the", "cat", "sat"])
     assert len(words["logprob"]) == 3
-    assert set(words["logprob"][1:].tolist()) != set(minhub_py.word_logprobs(model, tok, ["the", "cat", "sat"])["logprob"])
+    assert set(words["logprob"][1:].tolist()) != set(
+        minhub_py.word_logprobs(model, tok, ["the", "cat", "sat"])["logprob"]
+    )
     weights = attention_weights(intervene(model, "embeddings", "zero"), None, [1, 2, 3]).weights
     torch.testing.assert_close(weights[0, :, 2], torch.full((4, 3), 1 / 3))  # equal inputs, equal weights
 
@@ -217,7 +219,9 @@ def test_patching_rows_equal_single_interventions(name: str) -> None:
 
 def test_patching_takes_a_function_of_the_logits_and_draws_a_plot(tmp_path: Any) -> None:
     model, tok = model_of("gpt2"), tokenizer()
-    result = patching(model, tok, "the cat sat", "the dog sat", lambda rows: float(rows[-1, 5]), kinds=["resid", "heads"])
+    result = patching(
+        model, tok, "the cat sat", "the dog sat", lambda rows: float(rows[-1, 5]), kinds=["resid", "heads"]
+    )
     assert result.clean == pytest.approx(float(logits(model, tok.encode("the cat sat").ids)[-1, 5]), abs=1e-4)
     pytest.importorskip("matplotlib")
     figure = result.plot(tmp_path / "plot.png")

@@ -47,7 +47,7 @@ activations <- function(model, texts, at = NULL, pool = c("none", "last", "mean"
   result <- ask(
     "activations",
     model = model, texts = texts_or_ids(texts, "texts"), tokenizer = check_tokenizer(tokenizer),
-    at = optional(at, texts, what = "at"), pool = choice(pool, c("none", "last", "mean")),
+    at = if (is.null(at)) NULL else texts(at), pool = choice(pool, c("none", "last", "mean")),
     targets = optional(targets, texts_or_ids, "targets")
   )
   structure(result$values, rows = result$rows, class = "minhub_activations")
@@ -168,7 +168,7 @@ steering_direction <- function(model, positive, negative, at, method = c("mean",
   result <- ask(
     "direction",
     model = model, positive = texts_or_ids(positive, "positive"), negative = texts_or_ids(negative, "negative"),
-    tokenizer = check_tokenizer(tokenizer), at = at, method = method, pool = choice(pool, c("last", "mean"))
+    tokenizer = check_tokenizer(tokenizer), at = at, kind = method, pool = choice(pool, c("last", "mean"))
   )
   groups <- factor(rep(c("positive", "negative"), lengths(result$projections)), c("positive", "negative"))
   structure(
