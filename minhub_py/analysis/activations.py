@@ -94,15 +94,17 @@ def activations(
         inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
     recorded: dict[str, list[Tensor]] = {point.name: [] for point in found}
     copy = edited(model, [(point, partial(record, recorded[point.name], pool)) for point in found], "activations()")
-    texts, positions, kept = [], [], []
+    texts: list[int] = []
+    positions: list[int] = []
+    kept: list[int] = []
     for number, (ids, target) in enumerate(zip(rows, inputs, strict=True)):
         forward(copy, [ids], target)
-        ids = ids if target is None else target
-        chosen = {"none": range(len(ids)), "last": range(len(ids) - 1, len(ids)), "mean": range(-1, 0)}[pool]
+        row = ids if target is None else target
+        chosen = {"none": range(len(row)), "last": range(len(row) - 1, len(row)), "mean": range(-1, 0)}[pool]
         texts += [number] * len(chosen)
         positions += chosen
-        kept += [-1 if position < 0 else ids[position] for position in chosen]
-    tokens = [None] * len(kept) if pool == "mean" else token_strings(tokenizer, kept)
+        kept += [-1 if position < 0 else row[position] for position in chosen]
+    tokens = token_strings(None if pool == "mean" else tokenizer, kept)
     return Activations({name: torch.cat(parts) for name, parts in recorded.items()}, texts, positions, tokens, kept)
 
 

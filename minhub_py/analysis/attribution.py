@@ -23,7 +23,7 @@ from minhub_py.analysis.patching import check_position, token_id
 from minhub_py.analysis.points import Edit, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text
 from minhub_py.inference.arguments import decoder_of
-from minhub_py.models.steps import Linear, Logits, Norm, Recurrent
+from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent
 
 
 @dataclass(frozen=True)
@@ -98,24 +98,7 @@ def attribution(
     tail = steps_after_layers(base.steps())
     head = next(step for step in tail if isinstance(step, Logits))
     rows = weights_of_rows(head, tokens)  # (C,)
-    components: dict[str, Tensor] = {}
-    layers = {id(module): name for name, module in copy.named_modules()}
-    projections = {
-        layers[id(step.layer)]: step for step in copy.steps() if hasattr(step, "norm") and hasattr(step, "layer")
-    }
-    for name in names:
-        source = points.sources[name[: -len("attn")] + "heads"] if name.endswith(".attn") and heads else None
-        if source is None:
-            components[name] = stored[name]
-            continue
-        z = stored[name[: -len("attn")] + "heads"]
-        step = projections[source.path]
-        parts = head_outputs(step.layer, z, source.units)
-        if step.norm is not None:  # with the scale of the norm of the sum
-            parts = frozen(step.norm, parts, parts.sum(dim=0) + bias_of(step.layer, parts))
-        for number, part in enumerate(parts, 1):
-            components[f"{name[: -len('attn')]}heads.{number}"] = part
-        components[f"{name}.bias"] = stored[name] - parts.sum(dim=0)
+    components = components_of(copy, points, names, stored, heads)
     total = stored[last]
     x = torch.stack(list(components.values()))
     for step in tail:
@@ -133,6 +116,30 @@ def attribution(
     offset = 0.0 if bias is None else sum(sign * float(bias[id]) for sign, id in zip(signs, tokens, strict=True))
     logit = float(total @ rows * head.scale) + offset
     return Attribution([*components, "bias"], [*values, logit - sum(values)], logit)
+
+
+def components_of(
+    model: Any, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
+) -> dict[str, Tensor]:
+    """The vector (C,) that each component adds to the residual stream. heads: split attention into its heads."""
+    if not heads:
+        return {name: stored[name] for name in names}
+    paths = {id(module): name for name, module in model.named_modules()}
+    projections = {paths[id(step.layer)]: step for step in model.steps() if isinstance(step, Add)}
+    components: dict[str, Tensor] = {}
+    for name in names:
+        if not name.endswith(".attn"):
+            components[name] = stored[name]
+            continue
+        start = name.removesuffix("attn")
+        source = points.sources[f"{start}heads"]
+        step = projections[source.path]
+        parts = head_outputs(step.layer, stored[f"{start}heads"], source.units)
+        if step.norm is not None:  # with the scale of the norm of the sum
+            parts = frozen(step.norm, parts, parts.sum(dim=0) + bias_of(step.layer, parts))
+        components.update({f"{start}heads.{number}": part for number, part in enumerate(parts, 1)})
+        components[f"{name}.bias"] = stored[name] - parts.sum(dim=0)
+    return components
 
 
 def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:

@@ -1,8 +1,8 @@
 """Directions in the space of activations that separate two groups of texts.
 
 Sources
-    Difference of means: Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation Addition".    First principal
-    component of paired differences: Zou et al. (2023), "Representation Engineering".
+    Difference of means: Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation Addition".
+    First principal component of paired differences: Zou et al. (2023), "Representation Engineering".
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ def vector_of(positive: Tensor, negative: Tensor, method: str) -> Tensor:
         vector = torch.linalg.svd(positive - negative, full_matrices=False).Vh[0]
         return -vector if vector @ difference < 0 else vector
     require("probe")
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-not-found,import-untyped]
 
     x = torch.cat((positive, negative)).numpy()
     model = LogisticRegression(max_iter=5000).fit(x, [1] * len(positive) + [0] * len(negative))

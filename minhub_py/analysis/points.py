@@ -4,7 +4,7 @@ The names are derived from `steps`, which lists the modules that write to the re
 from 1, as in `attention_weights` and `logit_lens`:
 
     embeddings              the input of layer 1
-    layers.3.attn           what the attention of layer 3 adds to the residual stream, after a norm of its output, if any
+    layers.3.attn           what the attention of layer 3 adds to the residual stream, including a norm of it
     layers.3.mlp            what the MLP of layer 3 adds, likewise
     layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a norm of the
                             stream itself (BERT). It is the input of layer 4. In an LSTM: its hidden state h, as the
@@ -207,7 +207,7 @@ def common_parent(paths: Sequence[str]) -> str:
 
 
 class LayeredLSTM(nn.Module):
-    """An nn.LSTM, also a quantized one, computed layer by layer. The module outputs[i] receives the output of a layer."""
+    """An nn.LSTM, also a quantized one, layer by layer. The module outputs[i] receives the output of layer i."""
 
     def __init__(self, lstm: Any) -> None:
         super().__init__()
@@ -331,7 +331,8 @@ def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str)
             module.register_forward_hook(on_output(group))
         else:
             module.register_forward_pre_hook(on_input(group))
-    copy.__class__ = edited_class(type(copy))
+    cls: Any = type(copy)
+    copy.__class__ = edited_class(cls)
     vars(copy)["recipe"] = Recipe(model, edits)
     return copy
 

@@ -5,7 +5,6 @@ Sources
     "Designing and Interpreting Probes with Control Tasks".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +43,7 @@ class Probe:
 
 
 def probe(
-    activations: Any, y: Sequence[Any], *, groups: Sequence[Any] | None = None, folds: int = 5, penalty: float = 1.0,
+    activations: Any, y: Any, *, groups: Any = None, folds: int = 5, penalty: float = 1.0,
     bootstrap: int = 1000, seed: int = 0,
 ) -> Probe:  # fmt: skip
     """Fit a linear probe and measure it by cross-validation. Requires scikit-learn.
@@ -112,9 +111,9 @@ def probe(
 
 def fitted(x: np.ndarray, y: np.ndarray, penalty: float, classify: bool) -> Any:
     """A pipeline of standardization and regression, fitted to the rows."""
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.linear_model import LogisticRegression, Ridge  # type: ignore[import-not-found,import-untyped]
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-not-found,import-untyped]
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-not-found,import-untyped]
 
     model = LogisticRegression(C=1 / penalty, max_iter=5000) if classify else Ridge(alpha=penalty)
     return make_pipeline(StandardScaler(), model).fit(x, y)

@@ -232,7 +232,7 @@ def test_patching_takes_a_function_of_the_logits_and_draws_a_plot(tmp_path: Any)
 
 def test_handles_cannot_change_the_model() -> None:
     handle = intervene(model_of("gpt2"), "layers.1.mlp", "zero")
-    for change in (lambda: handle.train(), lambda: handle.to(torch.bfloat16), lambda: handle.state_dict()):
+    for change in (handle.train, lambda: handle.to(torch.bfloat16), handle.state_dict):
         with pytest.raises(ValueError, match="intervene"):
             change()
     assert "layers.1.mlp: zero" in repr(handle)
@@ -277,7 +277,8 @@ def test_activations_are_pooled_by_text() -> None:
     texts = texts_of(5, 3)
     rows = activations(model, None, texts, "layers.*.heads.1")
     assert list(rows.values) == [f"layers.{layer}.heads.1" for layer in (1, 2, 3)]
-    assert rows.texts == [0] * 5 + [1] * 3 and rows.positions == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert rows.texts == [0] * 5 + [1] * 3
+    assert rows.positions == [0, 1, 2, 3, 4, 0, 1, 2]
     last = activations(model, None, texts, "layers.2.heads.1", pool="last")["layers.2.heads.1"]
     assert last.equal(rows["layers.2.heads.1"][[4, 7]])
     mean = activations(model, None, texts, "layers.2.heads.1", pool="mean")["layers.2.heads.1"]

@@ -27,7 +27,7 @@ test_that("models with interventions are accepted everywhere and leave the model
   same <- intervene(model, "layers.2.resid", "add", rep(1, model$config$n_embd), scale = 0)
   expect_equal(token_logprobs(same, "To be")$logprob, before$logprob, tolerance = 1e-4)
   expect_type(generate(without, "To", max_new_tokens = 3, seed = 1), "character")
-  expect_identical(nrow(word_logprobs(without, c("To", "be"))), 2L)
+  expect_length(word_logprobs(without, c("To", "be")), 2L)
   clean <- activations(model, "To be", at = "layers.2.resid")
   patched <- intervene(model, "layers.2.resid", "replace", clean)
   expect_equal(next_tokens(patched, "So it", n = 1)$prob, next_tokens(model, "To be", n = 1)$prob, tolerance = 1e-5)
