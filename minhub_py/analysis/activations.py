@@ -62,7 +62,7 @@ def activations(
         at: The name of a point or a list of names (minhub_py/analysis/points.py). Default: the embeddings and the
             output of each layer.
         pool: "none" for a row per token, "last" for the last token of each text, "mean" for the mean over its tokens.
-        targets: For points in the decoder of an encoder-decoder: what the decoder writes, one target per text. The
+        targets: For points in the decoder of an encoder-decoder: the decoder's output, one target per text. The
             rows belong to the decoder's input tokens, the start token and the target without its last token.
 
     Returns:
@@ -85,7 +85,7 @@ def activations(
     if model.encoder_decoder and sides == {False}:
         if targets is None:
             raise ValueError(
-                f"{found[0].name} is a point of the decoder: pass targets, what the decoder writes for each text, or "
+                f"{found[0].name} is a point of the decoder: pass targets, the decoder's output for each text, or "
                 f"the name of a point of the encoder, such as {ENCODER}{found[0].name}"
             )
         inputs = rows_of_texts(model, tokenizer, targets, name="targets")

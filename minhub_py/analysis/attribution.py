@@ -143,7 +143,7 @@ def components_of(
 
 
 def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
-    """The head's row of the first token, minus that of the second, if any: float32 (C,)."""
+    """The head's row of the first token, minus the row of the second, if any: float32 (C,)."""
     layer = head.layer
     rows = (layer.rows(tokens) if hasattr(layer, "rows") else layer.weight[tokens]).float()
     return rows[0] if len(tokens) == 1 else rows[0] - rows[1]

@@ -61,7 +61,7 @@ def direction(
     method: Literal["mean", "pca", "logistic"] = "mean",
     pool: Literal["last", "mean"] = "last",
 ) -> Direction:
-    """Compute the direction from the activations of negative texts to those of positive texts.
+    """Compute the direction from the mean activation of negative texts to the mean of positive texts.
 
         love = direction(model, tokenizer, ["I love you"], ["I hate you"], at="layers.6.resid")
         generate(intervene(model, "layers.6.resid", "add", love, scale=2), prompts)

@@ -39,7 +39,7 @@ class Patching:
         corrupted: The metric of the corrupted run.
         values: The metric of the patched runs. "resid", "attn", "mlp": (layers, T), the value at one layer and position
             patched; the first row of "resid" is the embeddings (layer 0). "heads": (layers, heads), one head patched at
-            all positions. NaN: the layer has no such value.
+            all positions. NaN: the layer lacks this value.
     """
 
     tokens: list[str | None]
@@ -106,7 +106,7 @@ def patching(
     target: Text = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Patching:
-    """Replace values of a corrupted run by those of a clean run, one at a time, and measure the result.
+    """Replace values of a corrupted run by values of a clean run, one at a time, and measure the result.
 
         result = patching(model, tokenizer, "The capital of France is", "The capital of Italy is", (" Paris", " Rome"))
         result.plot("patching.png")
@@ -119,11 +119,11 @@ def patching(
         corrupted: A text with as many tokens.
         metric: The correct and the incorrect token, strings or IDs: the metric is the difference of their logits. Or a
             function that returns a number for the logits (T, V) of a run.
-        kinds: What is patched: "resid", "attn" and "mlp" for each layer and position, "heads" for each layer and head
+        kinds: The patched values: "resid", "attn" and "mlp" for each layer and position, "heads" for each layer and head
             at all positions.
         position: The position, from 0, whose logits a pair of tokens is compared at; negative numbers count from the
             end. Default: the last position; required for an encoder.
-        target: For an encoder-decoder: what the decoder has written so far. Default: nothing.
+        target: For an encoder-decoder: the decoder's previous output. Default: nothing.
         progress: Called with the numbers of completed and of all runs.
 
     Returns:
@@ -182,7 +182,7 @@ def patching(
 
 
 def check_kinds(kinds: str | Iterable[str], points: Points, prefix: str) -> tuple[str, ...]:
-    """The kinds as a tuple. ValueError: an unknown kind, or one that the model does not have."""
+    """The kinds as a tuple. ValueError: an unknown kind, or a kind that the model lacks."""
     selected = (kinds,) if isinstance(kinds, str) else all_of(kinds, is_text)
     if not selected or not set(selected) <= set(KINDS):
         raise ValueError(f"kinds must be among {', '.join(KINDS)}, not {kinds!r}")

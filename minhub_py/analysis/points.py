@@ -4,8 +4,8 @@ The names are derived from `steps`, which lists the modules that write to the re
 from 1, as in `attention_weights` and `logit_lens`:
 
     embeddings              the input of layer 1
-    layers.3.attn           what the attention of layer 3 adds to the residual stream, including a norm of it
-    layers.3.mlp            what the MLP of layer 3 adds, likewise
+    layers.3.attn           the output of the attention of layer 3, as added to the residual stream (after its norm)
+    layers.3.mlp            the output of the MLP of layer 3, as added to the residual stream
     layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a norm of the
                             stream itself (BERT). It is the input of layer 4. In an LSTM: its hidden state h, as the
                             next layer receives it; the recurrence within the layer is not part of it
@@ -138,7 +138,7 @@ class Points:
         self.sources[start + name] = Source(paths[id(step.layer)], "input", width, layer, units)
 
     def find(self, names: str | Iterable[str]) -> list[Point]:
-        """The points with these names, in which `*` stands for any number. ValueError: an unknown name."""
+        """The points with these names, with `*` for any number. ValueError: an unknown name."""
         requested = (names,) if isinstance(names, str) else all_of(names, is_text)
         if not requested:
             raise ValueError(f"at must be the name of a point, or a list of names, not {names!r}: {self.describe()}")
@@ -156,7 +156,7 @@ class Points:
             raise ValueError(f"at must be the name of one point, not {name!r}: {self.describe()}")
         points = self.find(name)
         if len(points) > 1:
-            raise ValueError(f"at must be the name of one point, but {name!r} stands for {len(points)} points")
+            raise ValueError(f"at must be the name of one point, but {name!r} matches {len(points)} points")
         return points[0]
 
     def _matches(self, name: str) -> Iterator[Point]:
@@ -235,7 +235,7 @@ class LayeredLSTM(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a copy was made: of which model, and with which edits, in their order."""
+    """The original model of a copy, and its edits in their order."""
 
     model: LanguageModel
     edits: tuple[tuple[Point, Edit], ...]

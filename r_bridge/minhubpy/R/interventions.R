@@ -4,13 +4,13 @@
 #' own computation is recorded, and the model does not change.
 #'
 #' Layers and heads count from 1, as in [attention_weights()] and [logit_lens()].
-#' A `*` stands for any number, as in `"layers.*.resid"`.
+#' A `*` matches any number, as in `"layers.*.resid"`.
 #'
 #' | point | value |
 #' | --- | --- |
 #' | `embeddings` | the input of layer 1 |
-#' | `layers.3.attn` | what the attention of layer 3 adds to the residual stream |
-#' | `layers.3.mlp` | what the MLP of layer 3 adds |
+#' | `layers.3.attn` | the output of the attention of layer 3, as added to the residual stream |
+#' | `layers.3.mlp` | the output of the MLP, as added to the residual stream |
 #' | `layers.3.resid` | the output of layer 3, the input of layer 4; in an LSTM, its hidden state |
 #' | `layers.3.heads.2` | the output of a head, before the output projection; `layers.3.heads` for all heads |
 #' | `layers.3.neurons.17` | an activation of the MLP; `layers.3.neurons` for all |
@@ -26,8 +26,8 @@
 #'   each layer.
 #' @param pool `"none"` for a row per token, `"last"` for the last token of each
 #'   text, `"mean"` for the mean over the tokens of each text.
-#' @param targets For points in the decoder of an encoder-decoder: what the
-#'   decoder writes for each text.
+#' @param targets For points in the decoder of an encoder-decoder: the
+#'   decoder's output for each text.
 #' @returns An object of class `minhub_activations`: a named list with a matrix
 #'   for each point, and the attribute `rows`, a data frame with the `text`,
 #'   `position` (from 1) and `token` of each row. [as.data.frame()][tidy.minhub]
@@ -137,8 +137,8 @@ intervene <- function(model, at, how = c("zero", "mean", "replace", "add", "proj
 
 #' Compute a direction between two groups of texts
 #'
-#' Returns the direction from the activations of negative texts to those of
-#' positive texts, for [intervene()].
+#' Returns the direction from the mean activation of negative texts to the
+#' mean of positive texts, for [intervene()].
 #'
 #' @inheritParams activations
 #' @param positive,negative Character vectors, or token IDs.
@@ -254,7 +254,7 @@ print.minhub_probe <- function(x, ...) {
 #'   `"heads"` for each layer and head at all positions.
 #' @param position The position whose logits are compared, from 1. By default, the
 #'   last; required for an encoder.
-#' @param target For an encoder-decoder: what the decoder has written so far.
+#' @param target For an encoder-decoder: the decoder's previous output.
 #' @returns A data frame of class `minhub_patching` with one row per patched run
 #'   and the columns `kind`, `layer` (0 for the embeddings), `position`, `head`,
 #'   `token`, `value` (the difference of the logits) and `effect` (0: as in the
@@ -335,8 +335,8 @@ draw_effects <- function(x, corrupted, shade) {
 
 #' Split a logit into the parts of a model's components
 #'
-#' Direct logit attribution: what the embeddings and the attention and MLP of each
-#' layer add to the logit of a token, with the scale of the final norm held fixed.
+#' Direct logit attribution: the parts that the embeddings and the attention and MLP of
+#' each layer add to the logit of a token, with the scale of the final norm held fixed.
 #'
 #' @inheritParams attention_weights
 #' @param token The token whose logit is split: a string of one token, or a
