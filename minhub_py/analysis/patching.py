@@ -119,8 +119,8 @@ def patching(
         corrupted: A text with as many tokens.
         metric: The correct and the incorrect token, strings or IDs: the metric is the difference of their logits. Or a
             function that returns a number for the logits (T, V) of a run.
-        kinds: The patched values: "resid", "attn" and "mlp" for each layer and position, "heads" for each layer and head
-            at all positions.
+        kinds: The patched values: "resid", "attn" and "mlp" for each layer and position; "heads" for each layer and
+            head at all positions.
         position: The position, from 0, whose logits a pair of tokens is compared at; negative numbers count from the
             end. Default: the last position; required for an encoder.
         target: For an encoder-decoder: the decoder's previous output. Default: nothing.

@@ -215,6 +215,7 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]  # keeps labels off the edge
     FigureCanvasAgg(figure)
     return figure
 
