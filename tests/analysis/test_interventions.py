@@ -1,6 +1,7 @@
 """Activations, interventions and patching: identities that hold for each architecture and each kind of cache."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -154,6 +155,22 @@ def test_generate_and_score_with_a_cache_equal_the_forward_pass(name: str) -> No
         expected = handle(torch.tensor([ids]))[0].log_softmax(-1)[range(19), ids[1:]]
         torch.testing.assert_close(score(handle, [ids])[0], expected.detach(), rtol=1e-4, atol=1e-4)
     assert full.argmax(-1).tolist() == new
+
+
+def test_threads_use_a_model_and_its_copies_at_the_same_time() -> None:
+    model = model_of("gpt2")
+    texts = texts_of(9, 25, 40, 17)
+    value = torch.randn(24, generator=torch.Generator().manual_seed(0))
+    models = [
+        model,
+        *(intervene(model, f"layers.{layer}.resid", "add", value, positions=[3, 7]) for layer in (1, 2, 3)),
+    ]
+    pairs = [(running, ids) for running in models for ids in texts] * 5
+    expected = [logits(*pair) for pair in pairs]
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(logits, *zip(*pairs, strict=True)))
+    for actual, wanted in zip(results, expected, strict=True):
+        assert_close(actual, wanted)
 
 
 def test_every_analysis_accepts_a_model_with_interventions() -> None:
