@@ -19,19 +19,26 @@ from minhub_py.registry import ENTRIES
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     import os
 
+    from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
     from minhub_py.analysis.attention import attention_weights as attention_weights
+    from minhub_py.analysis.attribution import attribution as attribution
     from minhub_py.analysis.classify import classify as classify
     from minhub_py.analysis.classify import rerank as rerank
+    from minhub_py.analysis.directions import direction as direction
     from minhub_py.analysis.embeddings import embed as embed
     from minhub_py.analysis.estimate import choose_for_coding as choose_for_coding
     from minhub_py.analysis.estimate import estimate as estimate
+    from minhub_py.analysis.heads import head_scores as head_scores
+    from minhub_py.analysis.interventions import intervene as intervene
     from minhub_py.analysis.lens import logit_lens as logit_lens
     from minhub_py.analysis.masked import masked_logprobs as masked_logprobs
     from minhub_py.analysis.masked import masked_tokens as masked_tokens
     from minhub_py.analysis.masked import pseudo_logprobs as pseudo_logprobs
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.patching import patching as patching
+    from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
     from minhub_py.analysis.search import similarity as similarity
     from minhub_py.analysis.surprisal import next_tokens as next_tokens
@@ -119,6 +126,13 @@ _HOMES = {
     "estimate": "analysis.estimate",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
+    "activations": "analysis.activations",
+    "intervene": "analysis.interventions",
+    "direction": "analysis.directions",
+    "probe": "analysis.probes",
+    "patching": "analysis.patching",
+    "attribution": "analysis.attribution",
+    "head_scores": "analysis.heads",
     "Chat": "chat.conversation",
     "devices": "system.device",
     "train": "training",

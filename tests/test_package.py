@@ -177,3 +177,12 @@ def test_without_a_compiler_the_package_is_installed_all_the_same(tmp_path: Path
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", tmp_path / "temp"]
         subprocess.run(command, cwd=root, env={**os.environ, "CC": compiler}, capture_output=True, check=True)
         assert len(list(out.rglob("_decoder*"))) == count
+
+
+def test_every_package_is_installed() -> None:
+    """An editable installation, as in these tests, contains every folder; a wheel only what pyproject.toml lists."""
+    listed = re.search(r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    folders = [path.parent.relative_to(ROOT) for name in ("minhub_py", "weights_map", "r_bridge")
+               for path in (ROOT / name).rglob("__init__.py")]  # fmt: skip
+    assert set(re.findall(r'"(.*?)"', listed[1])) == {".".join(folder.parts) for folder in folders}

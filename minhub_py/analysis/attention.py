@@ -29,12 +29,35 @@ class AttentionWeights:
         ids: The token IDs.
         layers: Numbers of the layers with attention, from 1.
         weights: Weights of shape (layers, heads, T, T), float32: [layer, head, query, key].
+        layer_count: The number of layers of the model, including those without attention.
     """
 
     tokens: list[str | None]
     ids: list[int]
     layers: list[int]
     weights: Tensor = field(repr=False)
+    layer_count: int = 0
+
+    def rollout(self) -> Tensor:
+        """Attention rollout: how much of each token reaches each layer, if residual connections carry half of it.
+
+        Abnar & Zuidema (2020), "Quantifying Attention Flow in Transformers". With the mean Ā of a layer's heads,
+        A = Ā / 2 + I / 2, its rows scaled to a sum of 1, and the result of layer l is A_l … A_1.
+
+        Returns:
+            Weights (layers, T, T), float32: [layer, token, token of the text]. Rows sum to 1.
+
+        Raises:
+            ValueError: The model has layers without attention.
+        """
+        if self.layers != list(range(1, len(self.layers) + 1)) or len(self.layers) < self.layer_count:
+            raise ValueError("rollout() needs attention in each layer, which this model does not have")
+        mixed = (self.weights.mean(dim=1) + torch.eye(len(self.ids))) / 2
+        mixed = mixed / mixed.sum(dim=-1, keepdim=True)
+        results = [mixed[0]]
+        for layer in mixed[1:]:
+            results.append(layer @ results[-1])
+        return torch.stack(results)
 
     def plot(
         self, path: str | os.PathLike[str] | None = None, *, layer: int | None = None, head: int | None = None
@@ -91,8 +114,9 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
             running.body(idx, past)
     layers = sorted(weights)
     return AttentionWeights(
-        tokens, ids, [layer + 1 for layer in layers], torch.cat([weights[layer] for layer in layers]).cpu()
-    )
+        tokens, ids, [layer + 1 for layer in layers], torch.cat([weights[layer] for layer in layers]).cpu(),
+        len(layers) if model.encoder_only or model.encoder_decoder else len(model.cache_layout()),
+    )  # fmt: skip
 
 
 def encode_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[int], list[str | None], Tensor]:

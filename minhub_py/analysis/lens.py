@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.attention import encode_text
-from minhub_py.analysis.hidden_states import HiddenStates
+from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
 from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.models.steps import Linear, Norm, Step
@@ -101,9 +101,9 @@ def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredi
 
 def most_likely(states: HiddenStates, layer: int, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """IDs and probabilities (T, n) of the most likely tokens for a layer's hidden states (T, C)."""
-    best = []
+    best, tail = [], steps_after_layers(states.model.steps())
     for chunk in x.split(POSITIONS):
-        logits = states.model.logits(final(states.tail, chunk) if layer < states.count else chunk)
+        logits = states.model.logits(chunk if layer == states.count else final(tail, chunk))
         best.append(logits.float().softmax(dim=-1).topk(n, dim=-1))
     return torch.cat([chunk.indices for chunk in best]), torch.cat([chunk.values for chunk in best])
 

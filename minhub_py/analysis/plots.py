@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minhub_py.analysis.attention import AttentionWeights
     from minhub_py.analysis.estimate import Estimates
     from minhub_py.analysis.lens import LayerPredictions
+    from minhub_py.analysis.patching import Patching
 
 INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"  # the last two as in the R package
 # Tokens up to which axes are labelled, for a single panel and for a grid: more labels would be too small to read.
@@ -215,6 +216,44 @@ def plot_estimates(estimates: "Estimates", path: str | os.PathLike[str] | None) 
     return save(figure, path)
 
 
+TITLES = {"resid": "Residual stream", "attn": "Attention", "mlp": "MLP", "heads": "Heads, all positions"}
+
+
+def plot_patching(result: "Patching", path: str | os.PathLike[str] | None, kinds: list[str]) -> "Figure":
+    """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads (columns)."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    effects = {kind: result.effects(kind).numpy() for kind in kinds}
+    count = max(values.shape[1] for values in effects.values())
+    width = max(4.0, 0.28 * min(count, LABELLED_SINGLE))
+    figure = new_figure(width * len(kinds) + 1.4, 2.6 + 0.28 * max(map(len, effects.values())))
+    grid = figure.subplots(1, len(kinds), squeeze=False)
+    colors = LinearSegmentedColormap.from_list("effects", [VERMILLION, "white", BLUE])
+    labels = [
+        token_label(token, position) + ("" if token == other else f" → {token_label(other, position)}")
+        for position, (token, other) in enumerate(zip(result.tokens, result.corrupted_tokens, strict=True))
+    ]
+    for axes, (kind, values) in zip(grid.flat, effects.items(), strict=True):
+        image = axes.imshow(values, cmap=colors, vmin=-1, vmax=1, aspect="auto", origin="lower")
+        axes.set_title(TITLES[kind], fontsize=10)
+        first = kind != "resid"
+        names = [str(number + first) if number + first else "embeddings" for number in range(len(values))]
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylabel("layer")
+        if kind == "heads":
+            axes.set_xticks(range(values.shape[1]), [str(head + 1) for head in range(values.shape[1])])
+            axes.set_xlabel("head")
+        elif len(labels) <= LABELLED_SINGLE:
+            axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8, family="monospace")
+            axes.set_xlabel("token, clean → corrupted")
+        else:
+            axes.set_xlabel("position")
+        axes.tick_params(length=0)
+        axes.spines[:].set_color("#d8dade")
+    finish(figure, image, grid, "Activation patching", "0: corrupted run, 1: clean run")
+    return save(figure, path)
+
+
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure; sizes in inches. ValueError: matplotlib is not installed."""
     if find_spec("matplotlib") is None:
@@ -223,6 +262,7 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]  # keeps labels off the edge
     FigureCanvasAgg(figure)
     return figure
 

@@ -4,6 +4,9 @@ Commands import PyTorch and network code when they run, so that --help is fast. 
 everything else to standard error. Exit status: 0 success, 1 failure, 2 usage error.
 """
 
+import atexit
+import gc
+
 import click
 
 from minhub_py import __version__
@@ -16,6 +19,10 @@ from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
 from minhub_py.cli.training import compare, train
+
+
+# The garbage collection at exit would scan all objects of PyTorch, for 0.3 s.
+atexit.register(gc.freeze)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Extra(NamedTuple):
-    """The packages of an extra with their minimum versions, and its purpose. Modules are named as their packages."""
+    """The packages of an extra with their minimum versions, and its purpose. `MODULES`: modules with another name."""
 
     packages: Mapping[str, str]
     purpose: str
@@ -22,7 +22,9 @@ EXTRAS = {
     "gguf": Extra({"gguf": "0.17"}, "reading GGUF files"),
     "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
     "plot": Extra({"matplotlib": "3.8"}, "drawing plots"),
+    "probe": Extra({"scikit-learn": "1.4"}, "fitting probes"),
 }
+MODULES = {"scikit-learn": "sklearn"}
 
 
 def install_command(name: str, *, upgrade: bool = False) -> str:
@@ -32,7 +34,7 @@ def install_command(name: str, *, upgrade: bool = False) -> str:
 
 def require(name: str) -> None:
     """ValueError: a module of the extra is not installed; the message contains the command that installs it."""
-    modules = [module for module in EXTRAS[name].packages if find_spec(module) is None]
+    modules = [module for module in EXTRAS[name].packages if find_spec(MODULES.get(module, module)) is None]
     if modules:
         raise ValueError(
             f"{EXTRAS[name].purpose} requires the Python package{'s' * (len(modules) > 1)} {', '.join(modules)}: "

@@ -11,9 +11,9 @@ import pytest
 from paths import PROGRAMS, R_PACKAGE, ROOT
 from r_package import RSCRIPT, environment
 
-from minhub_py.system.extras import EXTRAS
+from minhub_py.system.extras import EXTRAS, MODULES
 
-HIDDEN = tuple(module for extra in EXTRAS.values() for module in extra.packages)
+HIDDEN = (*(package.replace("-", "_") for extra in EXTRAS.values() for package in extra.packages), *MODULES.values())
 # Tests and examples that use extras.
 FILES = ["test-serve.R", "test-chat.R"]
 PAGES = re.compile(r"minhub_serve|schema|[.]gguf|minhub_doctor")

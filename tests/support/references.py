@@ -1,10 +1,16 @@
 """Models of transformers in the cases of tests/support/cases, their hidden states, and random token ids."""
 
+import json
 from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from cases import ARCHITECTURES
+from random_weights import draw
+
+from minhub_py.pretrained import read_config
 
 TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 70
@@ -44,3 +50,13 @@ def states_of(reference: Any, ids: list[int]) -> list[torch.Tensor]:
     """transformers' hidden states of one text, (T, C) each, starting with the embeddings."""
     states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states
     return [state[0] for state in states]
+
+
+def random_model(name: str) -> Any:
+    """Our model of a case, in eval mode, with large random weights."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CASES[name].settings(name)))
+        architecture, config, _ = read_config(folder)
+    model = architecture.new(config)
+    draw(model)
+    return model.eval()

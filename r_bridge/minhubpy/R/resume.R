@@ -129,6 +129,10 @@ identity_of <- function(value) {
   if (inherits(value, "minhub_tokenizer")) return(ask("tokenizer_fingerprint", tokenizer = value))
   if (!inherits(value, "minhub_model")) return(value)
   self <- attr(value, "self")
+  if (self$how$method == "intervene") {
+    arguments <- self$how$arguments
+    return(c(list(model = identity_of(arguments$model)), arguments[names(arguments) != "model"]))
+  }
   if (isTRUE(self$changed)) fail("resume requires a model from a file, and load_state_dict() changed its weights: save it with save_pretrained() and load it again")
   c(self$how, moved = list(self$moved), fingerprint = ask("model_fingerprint", model = value))
 }

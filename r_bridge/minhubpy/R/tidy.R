@@ -7,12 +7,13 @@
 #' | --- | --- |
 #' | a chat of [minhub_chat()] | message |
 #' | a reply of a chat | token |
+#' | [activations()] | point, text, token and channel |
 #' | [attention_weights()] | layer, head, token and attended-to token |
 #' | [label_agreement()] | statistic |
 #' | [corrected_estimate()] | term |
 #' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
-#' @param x A chat, a reply, attention weights, a run, agreement or estimates.
+#' @param x A chat, a reply, activations, attention weights, a run, agreement or estimates.
 #' @param ... Not used.
 #' @returns `as.data.frame()` returns a data frame. `tidy()` returns a tibble if
 #'   the package tibble is installed, and a data frame otherwise.
@@ -39,6 +40,20 @@ as.data.frame.minhub_attention <- function(x, ...) {
 
 #' @rdname tidy.minhub
 #' @export
+as.data.frame.minhub_activations <- function(x, ...) {
+  rows <- attr(x, "rows")
+  parts <- lapply(names(x), function(point) {
+    size <- dim(x[[point]])
+    data.frame(
+      point = point, place_of(point), rows[rep(seq_len(size[[1L]]), times = size[[2L]]), , drop = FALSE],
+      channel = rep(seq_len(size[[2L]]), each = size[[1L]]), value = as.vector(x[[point]]), row.names = NULL
+    )
+  })
+  do.call(rbind, parts)
+}
+
+#' @rdname tidy.minhub
+#' @export
 as.data.frame.minhub_reply <- function(x, ...) x$tokens
 
 #' @rdname tidy.minhub
@@ -49,6 +64,9 @@ as_tidy <- function(x, ...) {
   data <- as.data.frame(x)
   if (requireNamespace("tibble", quietly = TRUE)) tibble::as_tibble(data) else data
 }
+
+#' @rawNamespace S3method(generics::tidy,minhub_activations)
+tidy.minhub_activations <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_attention)
 tidy.minhub_attention <- as_tidy

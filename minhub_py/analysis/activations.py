@@ -1,0 +1,159 @@
+"""Activations of texts at named points (points.py), recorded while the model's own `forward` runs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from minhub_py.analysis.points import ENCODER, Points, edited, recipe_of
+from minhub_py.analysis.tokens import Text, ids_of_texts, token_strings
+from minhub_py.inference.arguments import model_of
+from minhub_py.models.base import EncoderDecoder
+
+POOLS = ("none", "last", "mean")
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Activations at named points, with a row for each token, or for each text if they are pooled.
+
+    Attributes:
+        values: The rows of each point, float32 (rows, size) on the CPU, in the order of the computation.
+        texts: The text of each row, an index from 0.
+        positions: The position of each row's token in its text, from 0; -1 for a mean.
+        tokens: The string of each row's token; None for a mean, or without a tokenizer.
+        ids: The token ID of each row; -1 for a mean.
+    """
+
+    values: dict[str, Tensor] = field(repr=False)
+    texts: list[int]
+    positions: list[int]
+    tokens: list[str | None]
+    ids: list[int]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The rows of a point. KeyError: the activations do not contain it."""
+        return self.values[name]
+
+
+@torch.no_grad()
+def activations(
+    model: Any,
+    tokenizer: Any,
+    text: Text | Sequence[Text],
+    at: str | Iterable[str] | None = None,
+    *,
+    pool: Literal["none", "last", "mean"] = "none",
+    targets: Text | Sequence[Text] = None,
+) -> Activations:
+    """Compute the activations of texts at named points of the model.
+
+        result = activations(model, tokenizer, "The cat sat", at=["layers.3.attn", "layers.*.resid"])
+        result["layers.3.attn"]    # (tokens, channels)
+
+    Args:
+        model: A model of this package, or the result of `intervene`.
+        tokenizer: The model's tokenizer; None if the texts are token IDs.
+        text: A string or a list of token IDs, or a list of them. Each is computed separately.
+        at: The name of a point or a list of names (minhub_py/analysis/points.py). Default: the embeddings and the
+            output of each layer.
+        pool: "none" for a row per token, "last" for the last token of each text, "mean" for the mean over its tokens.
+        targets: For points in the decoder of an encoder-decoder: the decoder's output, one target per text. The
+            rows belong to the decoder's input tokens, the start token and the target without its last token.
+
+    Returns:
+        The activations, with the texts and tokens that they belong to.
+
+    Raises:
+        ValueError: An unknown point; a text has no tokens or exceeds the context length; points of encoder and decoder
+            in one call; or a model with hooks or replaced methods.
+    """
+    model = model_of(model, "activations()")
+    if pool not in POOLS:
+        raise ValueError(f'pool must be "none", "last" or "mean", not {pool!r}')
+    points = Points(recipe_of(model).model)
+    found = points.find(default_points(model, targets) if at is None else at)
+    sides = {point.name.startswith(ENCODER) for point in found}
+    if len(sides) > 1:
+        raise ValueError("at names points of the encoder and of the decoder: call activations() once for each")
+    rows = rows_of_texts(model, tokenizer, text)
+    inputs: list[Any] = [None] * len(rows)
+    if model.encoder_decoder and sides == {False}:
+        if targets is None:
+            raise ValueError(
+                f"{found[0].name} is a point of the decoder: pass targets, the decoder's output for each text, or "
+                f"the name of a point of the encoder, such as {ENCODER}{found[0].name}"
+            )
+        inputs = rows_of_texts(model, tokenizer, targets, name="targets")
+        if len(inputs) != len(rows):
+            raise ValueError(f"{len(inputs)} targets for {len(rows)} texts: pass one target per text")
+        inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
+    recorded: dict[str, list[Tensor]] = {point.name: [] for point in found}
+    copy = edited(model, [(point, partial(record, recorded[point.name], pool)) for point in found], "activations()")
+    texts: list[int] = []
+    positions: list[int] = []
+    kept: list[int] = []
+    for number, (ids, target) in enumerate(zip(rows, inputs, strict=True)):
+        forward(copy, [ids], target)
+        row = ids if target is None else target
+        chosen = {"none": range(len(row)), "last": range(len(row) - 1, len(row)), "mean": range(-1, 0)}[pool]
+        texts += [number] * len(chosen)
+        positions += chosen
+        kept += [-1 if position < 0 else row[position] for position in chosen]
+    tokens = token_strings(None if pool == "mean" else tokenizer, kept)
+    return Activations({name: torch.cat(parts) for name, parts in recorded.items()}, texts, positions, tokens, kept)
+
+
+def default_points(model: Any, targets: object = None) -> list[str]:
+    """The embeddings and the output of each layer; of the encoder if there are no targets."""
+    prefix = ENCODER if model.encoder_decoder and targets is None else ""
+    return [f"{prefix}embeddings", f"{prefix}layers.*.resid"]
+
+
+def record(rows: list[Tensor], pool: str, x: Tensor, positions: Tensor) -> None:
+    """An edit that records a value (1, T, size) and does not change it."""
+    x = x[0].detach().float()
+    x = x if pool == "none" else x[-1:] if pool == "last" else x.mean(dim=0, keepdim=True)
+    rows.append(x.cpu().clone())
+
+
+def forward(model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | None = None) -> Tensor:
+    """The input (B, T, C) of the head for token IDs of equal length; empty for an encoder-decoder without `target`.
+
+    target: the decoder's input in each row.
+    """
+    device = next(model.parameters()).device
+    idx = torch.tensor([list(ids) for ids in rows], device=device)
+    if not isinstance(model, EncoderDecoder):
+        return model.hidden(idx)
+    encoder = model.encode(idx)
+    if target is None:
+        return torch.empty(0)
+    return model.hidden(torch.tensor([list(target)] * len(rows), device=device), None, encoder)
+
+
+def rows_of_texts(model: Any, tokenizer: Any, text: Any, name: str = "text") -> list[list[int]]:
+    """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context length."""
+    single = isinstance(text, str) or (isinstance(text, Sequence) and bool(text) and isinstance(text[0], Integral))
+    rows = ids_of_texts(model, tokenizer, [text] if single else text)
+    limit = None if model.encoder_decoder else model.config.context_length
+    for number, ids in enumerate(rows):
+        if not ids:
+            raise ValueError(f"{name} {number} has no tokens: pass texts that are not empty")
+        if limit is not None and len(ids) > limit:
+            raise ValueError(
+                f"{name} {number} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten it"
+            )
+    return rows
+
+
+def single_row(model: Any, tokenizer: Any, text: Text, name: str) -> list[int]:
+    """The token IDs of one text. ValueError: as for `rows_of_texts`, or several texts."""
+    rows = rows_of_texts(model, tokenizer, text, name)
+    if len(rows) != 1:
+        raise ValueError(f"{name} must be one text, not {len(rows)}")
+    return rows[0]

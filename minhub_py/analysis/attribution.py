@@ -1,0 +1,169 @@
+"""Direct logit attribution: the part of a logit that each component writes to the residual stream.
+
+Source: Elhage et al. (2021), "A Mathematical Framework for Transformer Circuits".
+
+The final norm is linear once its scale is fixed. With the scale of the whole residual stream x = Σ x_c,
+
+    logit = bias + Σ_c  w · (γ ⊙ center(x_c)) / σ(x),
+
+where w is the token's row of the head, center subtracts the mean (layer norm) or nothing (RMS norm), and σ is the
+standard deviation or the root mean square. `bias` collects the biases of the norm and of the head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.analysis.activations import forward, single_row
+from minhub_py.analysis.hidden_states import steps_after_layers
+from minhub_py.analysis.patching import check_position, token_id
+from minhub_py.analysis.points import Edit, Points, edited, recipe_of
+from minhub_py.analysis.tokens import Text
+from minhub_py.inference.arguments import decoder_of
+from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The parts of a logit, or of the difference of two logits.
+
+    Attributes:
+        components: The name of each component: "embeddings", "layers.1.attn" or the heads of it, …, and "bias".
+        values: The part of each component; their sum is `logit` up to rounding.
+        logit: The model's logit or difference of logits, before a soft cap.
+    """
+
+    components: list[str]
+    values: list[float]
+    logit: float
+
+
+@torch.no_grad()
+def attribution(
+    model: Any, tokenizer: Any, text: Text, token: str | int, against: str | int | None = None, *, position: int = -1,
+    heads: bool = False,
+) -> Attribution:  # fmt: skip
+    """Split the logit of a token into the parts that the embeddings, attention and MLPs of all layers contribute.
+
+    Args:
+        model: A decoder-only transformer of this package whose layers add to the residual stream.
+        tokenizer: The model's tokenizer; None if the text and the tokens are IDs.
+        text: A string or a list of token IDs.
+        token: The token whose logit is split, a string of one token or an ID.
+        against: A token whose logit is subtracted.
+        position: The position of the text, from 0, after which the token is predicted; negative numbers count from the
+            end.
+        heads: Split attention into its heads, and a part for the bias of the output projection.
+
+    Returns:
+        The parts.
+
+    Raises:
+        ValueError: An encoder, an encoder-decoder, an LSTM, or a model that applies norms to the residual stream
+            itself; a string that is not one token; or as `activations`.
+    """
+    model = decoder_of(model, "attribution()")
+    base = recipe_of(model).model
+    steps = [] if model.encoder_decoder else list(base.steps())
+    normed = any(isinstance(step, Recurrent) or (isinstance(step, Norm) and step.to_residual) for step in steps)
+    if model.encoder_decoder or normed:
+        raise ValueError(
+            f"attribution() supports decoder-only transformers whose layers add to the residual stream, not this "
+            f"{model.config.TITLE}: use patching()"
+        )
+    ids = single_row(model, tokenizer, text, "text")
+    place = check_position(position, len(ids))
+    tokens = [token_id(model, tokenizer, token, "token")]
+    if against is not None:
+        tokens.append(token_id(model, tokenizer, against, "against"))
+    points = Points(base)
+    names = [name for name in points.sources if name == "embeddings" or name.endswith((".attn", ".mlp"))]
+    names = ["embeddings", *(name for name in names if name != "embeddings")]
+    inputs = [name for name in points.sources if heads and name.endswith(".heads")]
+    last = f"layers.{points.layers}.resid"
+    stored: dict[str, Tensor] = {}
+
+    def store(name: str) -> Edit:
+        def record(x: Tensor, positions: Tensor) -> None:
+            stored[name] = x[0, place].float()
+
+        return record
+
+    found = points.find([*names, *inputs, last])
+    copy = edited(model, [(point, store(point.name)) for point in found], "attribution()")
+    forward(copy, [ids])
+    tail = steps_after_layers(base.steps())
+    head = next(step for step in tail if isinstance(step, Logits))
+    rows = weights_of_rows(head, tokens)  # (C,)
+    components = components_of(copy, points, names, stored, heads)
+    total = stored[last]
+    x = torch.stack(list(components.values()))
+    for step in tail:
+        if isinstance(step, Norm):
+            x, total = frozen(step.layer, x, total), step.layer(total.to(next(base.parameters()).dtype)).float()
+        elif isinstance(step, Linear):
+            weight = torch.cat([layer.weight.float() for layer in step.layers])
+            x, total = (
+                F.linear(x, weight),
+                torch.cat([layer(total.to(layer.weight.dtype)).float() for layer in step.layers]),
+            )
+    values = (x @ rows * head.scale).tolist()
+    bias = head.bias if head.bias is not None else getattr(head.layer, "bias", None)
+    signs = [1.0, -1.0][: len(tokens)]
+    offset = 0.0 if bias is None else sum(sign * float(bias[id]) for sign, id in zip(signs, tokens, strict=True))
+    logit = float(total @ rows * head.scale) + offset
+    return Attribution([*components, "bias"], [*values, logit - sum(values)], logit)
+
+
+def components_of(
+    model: Any, points: Points, names: list[str], stored: dict[str, Tensor], heads: bool
+) -> dict[str, Tensor]:
+    """The vector (C,) that each component adds to the residual stream. heads: split attention into its heads."""
+    if not heads:
+        return {name: stored[name] for name in names}
+    paths = {id(module): name for name, module in model.named_modules()}
+    projections = {paths[id(step.layer)]: step for step in model.steps() if isinstance(step, Add)}
+    components: dict[str, Tensor] = {}
+    for name in names:
+        if not name.endswith(".attn"):
+            components[name] = stored[name]
+            continue
+        start = name.removesuffix("attn")
+        source = points.sources[f"{start}heads"]
+        step = projections[source.path]
+        parts = head_outputs(step.layer, stored[f"{start}heads"], source.units)
+        if step.norm is not None:  # with the scale of the norm of the sum
+            parts = frozen(step.norm, parts, parts.sum(dim=0) + bias_of(step.layer, parts))
+        components.update({f"{start}heads.{number}": part for number, part in enumerate(parts, 1)})
+        components[f"{name}.bias"] = stored[name] - parts.sum(dim=0)
+    return components
+
+
+def weights_of_rows(head: Logits, tokens: list[int]) -> Tensor:
+    """The head's row of the first token, minus the row of the second, if any: float32 (C,)."""
+    layer = head.layer
+    rows = (layer.rows(tokens) if hasattr(layer, "rows") else layer.weight[tokens]).float()
+    return rows[0] if len(tokens) == 1 else rows[0] - rows[1]
+
+
+def head_outputs(layer: Any, z: Tensor, heads: int) -> Tensor:
+    """The output (H, C) of each head through the output projection without its bias, for z (H * D,)."""
+    weight = layer.weight.float()
+    return torch.stack([weight[:, part] @ z[part] for part in torch.arange(len(z), device=z.device).chunk(heads)])
+
+
+def bias_of(layer: Any, like: Tensor) -> Tensor:
+    """The bias of a linear layer, or zero."""
+    return like.new_zeros(()) if layer.bias is None else layer.bias.float()
+
+
+def frozen(norm: Any, parts: Tensor, total: Tensor) -> Tensor:
+    """The parts (n, C) of a value through its norm, with the scale of the whole value (C,), and without bias."""
+    weight = norm.weight.float()
+    if isinstance(norm, nn.LayerNorm):
+        scale = (total.var(unbiased=False) + norm.eps).rsqrt()
+        return (parts - parts.mean(dim=-1, keepdim=True)) * scale * weight
+    return parts * (total.square().mean() + norm.eps).rsqrt() * (weight + norm.offset)

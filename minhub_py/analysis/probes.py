@@ -1,0 +1,139 @@
+"""Linear probes: predict labels from activations, with folds by group.
+
+Sources
+    Alain & Bengio (2016), "Understanding intermediate layers using linear classifier probes"; Hewitt & Liang (2019),
+    "Designing and Interpreting Probes with Control Tasks".
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minhub_py.inference.arguments import is_number, whole
+from minhub_py.system.extras import require
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of a probe.
+
+    Attributes:
+        metric: "accuracy" for classes, "r2" for numbers.
+        score: The metric of the predictions of all folds together.
+        interval: 95 % interval by a bootstrap over groups (percentiles).
+        control: The same metric with shuffled labels.
+        baseline: The metric of the most frequent class, or 0 for "r2".
+        predictions: The prediction of each row, by the model that was fitted without its fold.
+        folds: The fold of each row, from 0.
+        classes: The classes; empty for numbers.
+        coef: Coefficients fitted to all rows, in units of the activations: (1 or classes, size). The first row points
+            towards the second class of two, or towards larger numbers.
+    """
+
+    metric: str
+    score: float
+    interval: tuple[float, float]
+    control: float
+    baseline: float
+    predictions: np.ndarray = field(repr=False)
+    folds: np.ndarray = field(repr=False)
+    classes: list[Any]
+    coef: np.ndarray = field(repr=False)
+
+
+def probe(
+    activations: Any, y: Any, *, groups: Any = None, folds: int = 5, penalty: float = 1.0,
+    bootstrap: int = 1000, seed: int = 0,
+) -> Probe:  # fmt: skip
+    """Fit a linear probe and measure it by cross-validation. Requires scikit-learn.
+
+    Activations are standardized with the mean and standard deviation of the training folds. Labels that are floats are
+    predicted by a ridge regression, others by a logistic regression.
+
+    Args:
+        activations: Rows (n, size): a tensor or array, such as `activations(…, pool="last")["layers.3.resid"]`.
+        y: A label or number for each row.
+        groups: Rows of one group are in the same fold, such as the sentences of a text or the forms of a word; by
+            default each row is a group.
+        folds: The number of folds.
+        penalty: The strength of the L2 penalty, λ: larger values shrink the coefficients.
+        bootstrap: The number of bootstrap samples of the interval.
+        seed: The seed of folds, shuffled labels and bootstrap.
+
+    Returns:
+        The score with its interval, and the score with shuffled labels.
+
+    Raises:
+        ValueError: Rows, labels and groups that differ in number; fewer groups than folds; fewer than two classes;
+            values that are missing; or scikit-learn is not installed.
+    """
+    require("probe")
+    x = np.asarray(activations, dtype=np.float64)
+    labels = np.asarray(y)
+    owners = np.arange(len(labels)) if groups is None else np.asarray(groups)
+    if x.ndim != 2 or not len(x) == len(labels) == len(owners):
+        raise ValueError(
+            f"activations must have a row for each of the {len(labels)} labels, not the shape {x.shape}: pass the "
+            "activations of one point, pooled to a row per text"
+        )
+    if not np.isfinite(x).all() or (labels.dtype.kind == "f" and not np.isfinite(labels).all()):
+        raise ValueError("activations and y must not contain missing or infinite values")
+    folds = whole("folds", folds, 2)
+    _, owners = np.unique(owners, return_inverse=True)
+    count = owners.max() + 1
+    if count < folds:
+        raise ValueError(f"{folds} folds need at least {folds} groups, not {count}: pass fewer folds")
+    if not is_number(penalty) or penalty <= 0:
+        raise ValueError(f"penalty must be a positive number, not {penalty!r}")
+    classes: list[Any] = [] if labels.dtype.kind == "f" else np.unique(labels).tolist()
+    if len(classes) == 1:
+        raise ValueError("y has one class only: pass labels of at least two classes")
+    random = np.random.default_rng(seed)
+    order = random.permutation(count)
+    fold = (np.argsort(order) % folds)[owners]
+    predictions = cross_validated(x, labels, fold, penalty, bool(classes))
+    shuffled = random.permutation(labels)
+    control = score_of(shuffled, cross_validated(x, shuffled, fold, penalty, bool(classes)), bool(classes))
+    members = [np.flatnonzero(owners == group) for group in range(count)]
+    scores = []
+    for _ in range(whole("bootstrap", bootstrap, 1)):
+        rows = np.concatenate([members[group] for group in random.integers(count, size=count)])
+        scores.append(score_of(labels[rows], predictions[rows], bool(classes)))
+    low, high = np.nanpercentile(scores, [2.5, 97.5])
+    scale = x.std(axis=0)
+    coef = np.atleast_2d(fitted(x, labels, penalty, bool(classes))[-1].coef_) / np.where(scale == 0, 1, scale)
+    baseline = float(np.unique(labels, return_counts=True)[1].max() / len(labels)) if classes else 0.0
+    metric = "accuracy" if classes else "r2"
+    score = score_of(labels, predictions, bool(classes))
+    return Probe(metric, score, (float(low), float(high)), control, baseline, predictions, fold, classes, coef)
+
+
+def fitted(x: np.ndarray, y: np.ndarray, penalty: float, classify: bool) -> Any:
+    """A pipeline of standardization and regression, fitted to the rows."""
+    from sklearn.linear_model import LogisticRegression, Ridge  # type: ignore[import-not-found,import-untyped]
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-not-found,import-untyped]
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-not-found,import-untyped]
+
+    model = LogisticRegression(C=1 / penalty, max_iter=5000) if classify else Ridge(alpha=penalty)
+    return make_pipeline(StandardScaler(), model).fit(x, y)
+
+
+def cross_validated(x: np.ndarray, y: np.ndarray, folds: np.ndarray, penalty: float, classify: bool) -> np.ndarray:
+    """The prediction of each row by a model that was fitted to the other folds."""
+    predictions = np.empty_like(y)
+    for fold in np.unique(folds):
+        training = folds != fold
+        if classify and len(np.unique(y[training])) < 2:  # a constant prediction
+            predictions[~training] = y[training][0]
+        else:
+            predictions[~training] = fitted(x[training], y[training], penalty, classify).predict(x[~training])
+    return predictions
+
+
+def score_of(y: np.ndarray, predictions: np.ndarray, classify: bool) -> float:
+    """Accuracy, or the proportion of variance explained; NaN if y is constant."""
+    if classify:
+        return float((y == predictions).mean())
+    spread = ((y - y.mean()) ** 2).sum()
+    return float(1 - ((y - predictions) ** 2).sum() / spread) if spread > 0 else float("nan")
