@@ -20,7 +20,6 @@ from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
 from minhub_py.cli.training import compare, train
 
-
 # The garbage collection at exit would scan all objects of PyTorch, for 0.3 s.
 atexit.register(gc.freeze)
 
