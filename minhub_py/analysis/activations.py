@@ -76,8 +76,8 @@ def activations(
     if pool not in POOLS:
         raise ValueError(f'pool must be "none", "last" or "mean", not {pool!r}')
     points = Points(recipe_of(model).model)
-    found = points.find(default_points(model, targets) if at is None else at)
-    sides = {point.name.startswith(ENCODER) for point in found}
+    selection = points.find(default_points(model, targets) if at is None else at)
+    sides = {point.name.startswith(ENCODER) for point in selection}
     if len(sides) > 1:
         raise ValueError("at names points of the encoder and of the decoder: call activations() once for each")
     rows = rows_of_texts(model, tokenizer, text)
@@ -85,27 +85,29 @@ def activations(
     if model.encoder_decoder and sides == {False}:
         if targets is None:
             raise ValueError(
-                f"{found[0].name} is a point of the decoder: pass targets, the decoder's output for each text, or "
-                f"the name of a point of the encoder, such as {ENCODER}{found[0].name}"
+                f"{selection[0].name} is a point of the decoder: pass targets, the decoder's output for each text, or "
+                f"the name of a point of the encoder, such as {ENCODER}{selection[0].name}"
             )
         inputs = rows_of_texts(model, tokenizer, targets, name="targets")
         if len(inputs) != len(rows):
             raise ValueError(f"{len(inputs)} targets for {len(rows)} texts: pass one target per text")
         inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
-    recorded: dict[str, list[Tensor]] = {point.name: [] for point in found}
-    copy = edited(model, [(point, partial(record, recorded[point.name], pool)) for point in found], "activations()")
+    recorded: dict[str, list[Tensor]] = {point.name: [] for point in selection}
+    copy = edited(model, [(point, partial(record, recorded[point.name], pool)) for point in selection], "activations()")
     texts: list[int] = []
     positions: list[int] = []
-    kept: list[int] = []
+    token_ids: list[int] = []
     for number, (ids, target) in enumerate(zip(rows, inputs, strict=True)):
         forward(copy, [ids], target)
         row = ids if target is None else target
         chosen = {"none": range(len(row)), "last": range(len(row) - 1, len(row)), "mean": range(-1, 0)}[pool]
         texts += [number] * len(chosen)
         positions += chosen
-        kept += [-1 if position < 0 else row[position] for position in chosen]
-    tokens = token_strings(None if pool == "mean" else tokenizer, kept)
-    return Activations({name: torch.cat(parts) for name, parts in recorded.items()}, texts, positions, tokens, kept)
+        token_ids += [-1 if position < 0 else row[position] for position in chosen]
+    tokens = token_strings(None if pool == "mean" else tokenizer, token_ids)
+    return Activations(
+        {name: torch.cat(parts) for name, parts in recorded.items()}, texts, positions, tokens, token_ids
+    )
 
 
 def default_points(model: Any, targets: object = None) -> list[str]:

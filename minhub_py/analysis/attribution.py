@@ -92,8 +92,8 @@ def attribution(
 
         return record
 
-    found = points.find([*names, *inputs, last])
-    copy = edited(model, [(point, store(point.name)) for point in found], "attribution()")
+    selection = points.find([*names, *inputs, last])
+    copy = edited(model, [(point, store(point.name)) for point in selection], "attribution()")
     forward(copy, [ids])
     tail = steps_after_layers(base.steps())
     head = next(step for step in tail if isinstance(step, Logits))

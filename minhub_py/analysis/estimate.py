@@ -323,18 +323,18 @@ def prediction_powered(
 
     power = 1.0
     if tune:
-        inverse, scores, model, rest = parts(at(1.0))
+        inverse, scores, model, correction = parts(at(1.0))
         centred, model_centred = scores - scores.mean(axis=0), model - model.mean(axis=0)
         cross = (centred.T @ model_centred + model_centred.T @ centred) / n
-        every = np.concatenate([model, rest])
+        every = np.concatenate([model, correction])
         every = every - every.mean(axis=0)
         spread = np.trace(inverse @ (every.T @ every / len(every)) @ inverse)
         numerator = np.trace(inverse @ cross @ inverse)
         power = float(np.clip(numerator / (2 * (1 + n / N) * spread), 0, 1)) if spread > 0 else 0.0
     theta = at(power)
-    inverse, scores, model, rest = parts(theta)
+    inverse, scores, model, correction = parts(theta)
     ddof = min(X.shape[1] - 1, 1)  # as ppi_py: 0 for a mean, 1 for a regression
-    variance = power**2 * np.cov(rest.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n
+    variance = power**2 * np.cov(correction.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n
     return theta, inverse @ np.atleast_2d(variance) @ inverse, power
 
 

@@ -29,8 +29,8 @@ class HiddenStates:
         self.recurrent = any(isinstance(step, Recurrent) for step in model.steps())
         prefix = ENCODER if self.encoder else ""
         names = ["embeddings", *(f"layers.{number}.resid" for number in range(1, self.count)), "final"]
-        found = [points.find_one(prefix + name) for name in names]
-        self.model = edited(model, [(point, partial(self._record, i)) for i, point in enumerate(found)], call)
+        selection = [points.find_one(prefix + name) for name in names]
+        self.model = edited(model, [(point, partial(self._record, i)) for i, point in enumerate(selection)], call)
         self.requested: Collection[int] = ()
         self.states: dict[int, Tensor] = {}
 

@@ -164,9 +164,9 @@ def positions_of_rows(positions: Iterable[int] | None, rows: int | None) -> tupl
     """The positions of an intervention. ValueError: not positions, or another number of rows."""
     if positions is None:
         return None if rows is None else tuple(range(rows))
-    places = all_of([positions] if is_whole(positions) else positions, lambda value: is_whole(value) and value >= 0)
-    if not places or len(set(places)) < len(places):
+    indices = all_of([positions] if is_whole(positions) else positions, lambda value: is_whole(value) and value >= 0)
+    if not indices or len(set(indices)) < len(indices):
         raise ValueError(f"positions must be different whole numbers of 0 or more, not {positions!r}")
-    if rows is not None and rows != len(places):
-        raise ValueError(f"value has {rows} rows for {len(places)} positions: pass a row for each position")
-    return tuple(map(int, places))
+    if rows is not None and rows != len(indices):
+        raise ValueError(f"value has {rows} rows for {len(indices)} positions: pass a row for each position")
+    return tuple(map(int, indices))

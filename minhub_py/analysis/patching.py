@@ -150,7 +150,7 @@ def patching(
         written = [] if target is None else single_row(model, tokenizer, target, "target")
         inputs = [model.decoder_start, *written]
     measure = metric_function(model, tokenizer, metric, position, len(inputs or rows[0]))
-    found = [point for kind in selected for point in points_of_kind(points, prefix, kind)]
+    recorded_points = [point for kind in selected for point in points_of_kind(points, prefix, kind)]
     stored: dict[str, Tensor] = {}
 
     def store(name: str) -> Edit:
@@ -159,24 +159,24 @@ def patching(
 
         return record
 
-    recorder = edited(model, [(point, store(point.name)) for point in found], "patching()")
+    recorder = edited(model, [(point, store(point.name)) for point in recorded_points], "patching()")
     [best] = measure(recorder, forward(recorder, rows[:1], inputs))
     plain = edited(model, [], "patching()")
     [base] = measure(plain, forward(plain, rows[1:], inputs))
-    runs = {point.name: variants(points, point, len(rows[0])) for point in found}
-    done, total = 0, sum(map(len, runs.values()))
+    runs = {point.name: variants(points, point, len(rows[0])) for point in recorded_points}
+    completed, total = 0, sum(map(len, runs.values()))
     size = max(1, BATCH_TOKENS // len(rows[0]))
     results: dict[str, list[float]] = {}
-    for point in found:
+    for point in recorded_points:
         cells = runs[point.name]
         for start in range(0, len(cells), size):
             chunk = cells[start : start + size]
             copy = edited(model, [(point, patch(stored[point.name], chunk))], "patching()")
             numbers = measure(copy, forward(copy, rows[1:] * len(chunk), inputs))
             results.setdefault(point.name, []).extend(numbers)
-            done += len(chunk)
+            completed += len(chunk)
             if progress is not None:
-                progress(done, total)
+                progress(completed, total)
     values = {kind: matrix_of(points, prefix, kind, results) for kind in selected}
     return Patching(token_strings(tokenizer, rows[0]), token_strings(tokenizer, rows[1]), best, base, values)
 
@@ -195,7 +195,7 @@ def points_of_kind(points: Points, prefix: str, kind: str) -> list[Point]:
     """The points of a kind, by layer; "resid" begins with the embeddings."""
     names = [f"{prefix}layers.{layer}.{kind}" for layer in range(1, points.layers + 1)]
     names = [f"{prefix}embeddings", *names] if kind == "resid" else names
-    return points.find(known) if (known := [name for name in names if name in points.sources]) else []
+    return points.find(existing) if (existing := [name for name in names if name in points.sources]) else []
 
 
 def variants(points: Points, point: Point, length: int) -> list[tuple[slice, slice]]:
@@ -212,8 +212,8 @@ def patch(value: Tensor, cells: Sequence[tuple[slice, slice]]) -> Edit:
 
     def replace(x: Tensor, positions: Tensor) -> Tensor:
         x = x.clone()
-        for row, (places, channels) in enumerate(cells):
-            x[row, places, channels] = value[places, channels]
+        for row, (rows_of_cell, channels) in enumerate(cells):
+            x[row, rows_of_cell, channels] = value[rows_of_cell, channels]
         return x
 
     return replace
@@ -229,10 +229,10 @@ def metric_function(
     correct, incorrect = pair_of_tokens(model, tokenizer, metric)
     if position is None and model.encoder_only:
         raise ValueError("an encoder needs position=, the index of the mask token whose logits are compared")
-    place = check_position(-1 if position is None else position, length)
+    offset = check_position(-1 if position is None else position, length)
 
     def difference(running: Any, x: Tensor) -> list[float]:
-        logits = logits_of(running, x[:, place : place + 1])[:, 0].float()
+        logits = logits_of(running, x[:, offset : offset + 1])[:, 0].float()
         numbers: list[float] = (logits[:, correct] - logits[:, incorrect]).tolist()
         return numbers
 

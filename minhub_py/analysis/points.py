@@ -142,13 +142,13 @@ class Points:
         requested = (names,) if isinstance(names, str) else all_of(names, is_text)
         if not requested:
             raise ValueError(f"at must be the name of a point, or a list of names, not {names!r}: {self.describe()}")
-        found: dict[str, Point] = {}
+        matches: dict[str, Point] = {}
         for name in requested:
             points = [*self._matches(name)]
             if not points:
                 raise ValueError(f"{self.title} has no point {name!r}: {self.describe()}")
-            found.update({point.name: point for point in points})
-        return list(found.values())
+            matches.update({point.name: point for point in points})
+        return list(matches.values())
 
     def find_one(self, name: object) -> Point:
         """A single point. ValueError: an unknown name, or several points."""

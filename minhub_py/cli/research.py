@@ -142,7 +142,7 @@ def annotate(
     label is that of its tokens as the answer to a prompt.
 
     \b
-      minhub annotate MODEL in.csv --labels yes,no --out out.csv
+      minhub annotate MODEL in.csv --labels a,b --out out.csv
       minhub annotate MODEL in.csv --codebook codebook.yaml
 
     Without --out, the rows are printed, as a table or with --json; "-" as FILE is standard input. See `minhub score

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The minimum versions, as in pyproject.toml.
 PACKAGES = {
     "torch": "2.4", "numpy": "1.26", "safetensors": "0.5", "tokenizers": "0.23.3", "huggingface_hub": "2.4",
-    "httpx2": "2", "click": "8.4.2", "rich": "13", "jinja2": "3.1.6", "filelock": "3.13",
+    "httpx2": "2", "click": "8.4.2", "rich": "13", "jinja2": "3.1.6", "filelock": "3.13", "pyyaml": "6",
 }  # fmt: skip
 # The build of PyTorch to install, by the driver's CUDA version. Within a major version any driver runs any build.
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}

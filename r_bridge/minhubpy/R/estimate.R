@@ -26,6 +26,7 @@
 choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NULL) {
   margin <- if (is.data.frame(x)) column_of(x, "margin") else x
   if (!is.numeric(margin)) fail("x must be margins or a data frame with a column margin, not ", describe(x))
+  if (!is.null(uncertainty) && !is.numeric(uncertainty)) fail("uncertainty must be numbers, not ", describe(uncertainty))
   if (is.null(seed)) seed <- sample.int(.Machine$integer.max, 1L)
   result <- ask(
     "choose_for_coding",
@@ -87,7 +88,10 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
                                confidence = 0.95) {
   if (!inherits(formula, "formula") || length(formula) != 3L) fail("formula must have two sides, such as human ~ year, not ", describe(formula))
   if (!is.data.frame(data)) fail("data must be a data frame, not ", describe(data))
-  frame <- stats::model.frame(formula, data, na.action = stats::na.pass)
+  frame <- tryCatch(
+    stats::model.frame(formula, data, na.action = stats::na.pass),
+    error = function(error) fail("formula cannot be evaluated with the columns of data (", toString(names(data)), "): ", conditionMessage(error))
+  )
   human <- stats::model.response(frame)
   if (!is.numeric(human) && !is.logical(human)) {
     fail("the left side of formula must be numbers or logical values, not ", describe(human), ': compare it, as in human == "positive"')

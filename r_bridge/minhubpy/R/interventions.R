@@ -126,6 +126,7 @@ intervene <- function(model, at, how = c("zero", "mean", "replace", "add", "proj
     fail("value must be activations, a direction, or numbers, not ", describe(value))
   }
   if (!is.null(positions)) {
+    if (!is.numeric(positions)) fail("positions must be whole numbers of 1 or more, not ", describe(positions))
     positions <- vapply(as.list(positions), whole_number, 1L, what = "positions", min = 1)
   }
   self <- attr(model, "self")
@@ -220,6 +221,7 @@ linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap 
   if (!is.character(y) && !is.numeric(y)) fail("y must be labels or numbers, not ", describe(y))
   if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
   if (is.numeric(y)) y <- as.double(y)
+  if (!is.null(groups) && !is.atomic(groups) || is.raw(groups)) fail("groups must have one label per row, not ", describe(groups))
   result <- ask(
     "probe",
     x = unname(x), y = unname(y), groups = if (is.null(groups)) NULL else as.integer(factor(groups)), folds = whole_number(folds, min = 2),

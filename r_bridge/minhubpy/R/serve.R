@@ -50,7 +50,7 @@ minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = N
     model = model, tokenizer = check_tokenizer(tokenizer), name = string(name),
     port = whole_number(port, max = 65535), rows = whole_number(rows, min = 1, max = 1024),
     context = optional(context, whole_number, what = "context", min = 2), key = optional(api_key, string, what = "api_key"),
-    cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1)
+    cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53)
   )
   if (!is.null(result$note)) note(name, " has ", result$note)
   server <- new.env(parent = emptyenv())

@@ -5,7 +5,12 @@
 REQUIRED <- list(
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
-  query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved ")
+  query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
+  labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
+  answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
+  negative = function() "be", y = function() 1:8, n = function() 2,
+  attention = function() attention_weights(a_model(), "To"), formula = function() human ~ 1, prediction = function() "guess",
+  data = function() data.frame(human = c(1, 0, NA, NA), guess = c(0.9, 0.2, 0.8, 0.1), probability = 0.5)
 )
 
 # Values that R code may pass by mistake.
@@ -87,6 +92,8 @@ test_that("exported functions answer wrong arguments with errors of the package"
     for (small in intersect(c("vocab_size", "n_embd", "n_head", "n_layer", "max_new_tokens"), names(formals(f)))) right[[small]] <- 4
     if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
     if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
+    if (name == "linear_probe") right$x <- matrix(as.double(1:16), 8L)
+    if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
     encoder <- switch(name,
       masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
     )
