@@ -217,10 +217,14 @@ print.minhub_direction <- function(x, ...) {
 linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap = 1000, seed = 1) {
   if (!is.matrix(x) || !is.numeric(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
   if (is.logical(y)) y <- as.character(y)
-  if (is.factor(y)) y <- as.character(y)
-  if (!is.character(y) && !is.numeric(y)) fail("y must be labels or numbers, not ", describe(y))
-  if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
-  if (is.numeric(y)) y <- as.double(y)
+  if (is.factor(y) || is.character(y)) {
+    y <- texts(y)
+  } else if (is.numeric(y)) {
+    if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
+    y <- as.double(y)
+  } else {
+    fail("y must be labels or numbers, not ", describe(y))
+  }
   if (!is.null(groups) && !is.atomic(groups) || is.raw(groups)) fail("groups must have one label per row, not ", describe(groups))
   result <- ask(
     "probe",
