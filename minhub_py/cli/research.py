@@ -138,8 +138,8 @@ def annotate(
     r"""Label texts with a language model.
 
     The --column of FILEs contains one text per row. The new columns are `label` (the most likely), `prob` (its
-    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. The probability of a
-    label is that of its tokens as the answer to a prompt.
+    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. A label is
+    scored as the answer to a prompt.
 
     \b
       minhub annotate MODEL in.csv --labels a,b --out out.csv

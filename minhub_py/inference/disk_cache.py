@@ -108,7 +108,7 @@ class DiskCache:
     def load(self, ids: Sequence[int], known: int) -> "Future[CachedPrefix | None] | None":
         """Read the longest prefix of a prompt with more than `known` tokens, at most all tokens except the last.
 
-        Returns None if the prompt is too short. The future's result is None without a match.
+        Returns None if the prompt is too short. If no prefix matches, the future's result is None.
         """
         if self.key is None or len(ids) - 1 < max(BLOCK, known + 1):
             return None

@@ -169,7 +169,7 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
 
 
 def check_unchanged(folder: RunFolder, settings: Settings, start: Checkpoint | None, detail: str) -> None:
-    """ValueError: the model to fine-tune is not the one whose tokenizer encoded the text."""
+    """ValueError: the model to fine-tune has changed since its tokenizer encoded the text."""
     if start is not None and Corpus.read(folder.tokens).start not in (None, fingerprint(start.path)):
         raise ValueError(f"{settings.start} has changed since the run in {folder.path} began{detail}: start a new run")
 

@@ -74,15 +74,7 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
     tokenizer = check_tokenizer(tokenizer)
   )
   content <- if (!is.null(codebook)) readLines(codebook, warn = FALSE)
-  job <- c(list(call = "annotate", model = model, texts = texts, content = content), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- do.call(ask, c(list("annotate", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-    part$frame$label <- factor(part$frame$label, part$labels)
-    part$frame
-  }, size = TEXTS_OF_PART)
-  if (is.data.frame(input)) return(add_columns(input, result))
-  if (!is.null(names(input))) rownames(result) <- make.unique(ifelse(is.na(names(input)), "", names(input)))
-  result
+  label_texts("annotate", model, input, texts, settings, resume, content = content)
 }
 
 #' Measure the agreement of raters

@@ -50,9 +50,14 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
     labels = labels, hypothesis = string(hypothesis), multi_label = flag(multi_label),
     tokenizer = check_tokenizer(tokenizer)
   )
-  job <- c(list(call = "classify", model = model, texts = texts), settings)
+  label_texts("classify", model, input, texts, settings, resume)
+}
+
+# The labels of texts by the worker's function `name`, as a data frame with a row per text, or as columns of `input`.
+label_texts <- function(name, model, input, texts, settings, resume, ...) {
+  job <- c(list(call = name, model = model, texts = texts, ...), settings)
   result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- do.call(ask, c(list("classify", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
+    part <- do.call(ask, c(list(name, model = model, texts = texts[rows]), settings, list(on_event = on_event)))
     part$frame$label <- factor(part$frame$label, part$labels)
     part$frame
   }, size = TEXTS_OF_PART)
