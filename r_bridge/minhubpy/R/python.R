@@ -251,8 +251,8 @@ start_python <- function(python, arguments, log) {
 # (state Z) in a container whose first process does not wait for its children.
 is_running <- function(pid) {
   if (is.null(pid)) return(TRUE)
-  nothing <- function(condition) ""
-  state <- tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = nothing, warning = nothing)
+  # A handler of the warning would leave R before it frees the connection, and R has 128.
+  state <- suppressWarnings(tryCatch(readLines(file.path("/proc", pid, "stat"), warn = FALSE), error = function(condition) ""))
   pskill(pid, 0L) && !any(grepl(") Z ", state, fixed = TRUE))
 }
 

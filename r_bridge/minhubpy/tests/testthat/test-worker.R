@@ -391,3 +391,11 @@ test_that("calls work without a working directory", {
   expect_match(said, "the working directory was removed: change to another one with setwd()", fixed = TRUE, all = FALSE)
   expect_length(grep("^TRUE", said), 2L)
 })
+
+test_that("checks of ended processes leave no connection open", {
+  skip_on_os("windows")
+  for (i in 1:200) minhubpy:::is_running(.Machine$integer.max)
+  file <- tempfile()
+  writeLines("open", file)
+  expect_identical(readLines(file), "open")
+})
