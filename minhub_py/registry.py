@@ -210,6 +210,23 @@ ARCHITECTURES = {
             ),
             "Qwen", published.QWEN35, wrappers=("qwen3_5",),
         ),
+        *(
+            Architecture(
+                name, title, model_type, ("MixtralConfig", "Mixtral"),
+                Training(
+                    {**LLAMA_NAMES, "inner": (inner,)},
+                    {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": None,
+                     "tie_word_embeddings": True},
+                    expansion=GATED / 2,  # two experts per token
+                ),
+                presets=sizes, names={name: (model_type,)}, module="mixtral",
+            )
+            for name, title, model_type, inner, sizes in (
+                ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
+                ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
+                ("qwen3moe", "Qwen 3 MoE", "qwen3_moe", "moe_intermediate_size", published.QWEN3MOE),
+            )
+        ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
         # Encoders.

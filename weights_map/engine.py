@@ -141,6 +141,22 @@ def stack(count: str) -> Operation:
     )
 
 
+def unstack(count: str, parts: int = 1) -> Operation:
+    """Separate the Hub's stacked tensor (experts, parts · out, in) of a layer into views (out, in) of each expert.
+
+    The native templates have one more `{}`; with 2 parts there are two, and the parts are halves of the rows.
+    count: the config's name of the number of experts.
+    """
+
+    def to_native(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [matrix for part in tensors[0].tensor_split(parts, 1) for matrix in part.unbind()]
+
+    def to_hub(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [torch.cat([torch.stack(list(tensors[i * count : (i + 1) * count])) for i in range(parts)], 1)]
+
+    return Operation("unstack", to_native, to_hub, setting=count, permutes=True)
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of a table.
@@ -333,7 +349,7 @@ class Mapped(Mapping[str, Tensor]):
     def over(self, tensors: Mapping[str, Tensor]) -> "Mapped":
         """The same conversion of other tensors with the same names."""
         result = copy(self)
-        result._tensors = tensors
+        result._tensors, result._cached = tensors, None
         return result
 
     def sources(self, name: str) -> tuple[str, ...]:
@@ -347,7 +363,9 @@ class Mapped(Mapping[str, Tensor]):
     def rows(self, name: str, parts: Sequence[range]) -> Tensor:
         """Some rows of a tensor; a view if they are contiguous. Other rows are not read, also if rows are permuted."""
         conversion = self._conversion[name]
-        if conversion.operation.permutes and conversion.values:  # permute the row numbers to find the source rows
+        if (
+            conversion.operation.permutes and conversion.values and len(conversion.targets) == 1
+        ):  # permute the row numbers to find the source rows
             [source] = (self._tensors[source] for source in conversion.sources)
             [numbers] = conversion.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *conversion.values)
             return source[torch.cat([numbers[part.start : part.stop, 0] for part in parts])]

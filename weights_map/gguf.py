@@ -31,6 +31,7 @@ class GGUFArchitecture:
         derive: returns further settings that follow from the others.
         required: keys, without "<architecture>.", that are supported with one value only.
         sizes: tensors whose number of rows is a setting, to names in config.json.
+        with_experts: for files with experts, if files without have the same general.architecture.
         assumed: a description of settings that the files lack; "" if they are complete.
     """
 
@@ -42,7 +43,13 @@ class GGUFArchitecture:
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
     required: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+    with_experts: bool = False
     assumed: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key in `weights_map.gguf_architectures`."""
+        return f"{self.name} with experts" if self.with_experts else self.name
 
     @cached_property
     def table(self) -> Table:

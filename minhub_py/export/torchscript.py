@@ -30,7 +30,7 @@ from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.delta import gated_delta, gated_rms_norm
-from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.experts import ExpertMatrices, gated_mlp, has_packed, route
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
     RMSNorm,
@@ -210,9 +210,7 @@ class Writer:
                 output = output if step.norm is None else self.normed(output, step.norm)
                 self.lines.append(f"x = x + {self.dropped(output, step.dropout)}")
             case Experts():
-                weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
-                names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
-                self.lines.append(f"x = x + experts(h, {names}, {step.top}, {step.alpha}, {step.limit})")
+                self.experts(step)
             case Recurrent():
                 self.recurrent(step)
             case Logits():
@@ -375,6 +373,29 @@ class Writer:
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
 
+    def experts(self, step: Experts) -> None:
+        rule = step.routing
+        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}"
+        router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
+        self.lines.append("tokens = h.flatten(0, 1)")
+        self.lines.append(f"weights, chosen = route(tokens, {router}, {settings})")
+        if isinstance(step.down, ExpertMatrices):
+            for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
+                self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
+            self.lines.append("y = torch.zeros_like(tokens)")
+            self.lines.append("for e in range(len(gates)):")
+            self.lines.append("    token, choice = torch.where(chosen == e)")
+            gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
+            self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
+            self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
+            self.lines.append("x = x + y.view_as(h)")
+        else:
+            parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
+            names = ", ".join(map(self.path, parameters))
+            self.lines.append(
+                f"x = x + experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+            )
+
     def cache_encoder(self, step: CacheEncoder) -> None:
         for name, layer in zip(("keys", "values"), step.layers, strict=True):
             self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
@@ -399,7 +420,10 @@ class Writer:
 
 
 def path_of(name: str) -> str:
-    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight."""
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight; and a parameter `x.0` as getattr(self.x, "0")."""
+    parent, _, leaf = name.rpartition(".")
+    if leaf.isdigit():
+        return f'getattr({path_of(parent)}, "{leaf}")'
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
@@ -437,27 +461,24 @@ def self_attention(
 
 
 def experts(
-    h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
-    down_bias: Tensor, top: int, alpha: float, limit: float,
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor, down_bias: Tensor,
+    alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """The sum over the selected experts of each token, (B, T, C)."""
-    tokens = h.flatten(0, 1)  # (B * T, C)
-    probs, chosen = route(tokens, router, router_bias, top)
-    y = torch.zeros_like(tokens)
+    """The weighted sum of the outputs of the chosen experts, for tokens (n, C). See `mixture` in models/experts.py."""
+    y = torch.zeros_like(x)
     for expert in range(gate_up.size(0)):
-        selected = (chosen == expert).nonzero()  # (n, 2): token, rank of the expert
-        if selected.size(0) > 0:
-            token = selected[:, 0]
+        token, choice = torch.where(chosen == expert)
+        if token.size(0) > 0:
             output = gated_mlp(
-                tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+                x[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
             )
-            y = y.index_add(0, token, output * probs[token, selected[:, 1]].unsqueeze(1))
-    return y.view_as(h)
+            y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))
+    return y
 
 
 FUNCTIONS = (
     attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
-    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+    relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, split_heads,
 )  # fmt: skip
 
 

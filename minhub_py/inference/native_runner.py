@@ -18,6 +18,7 @@ from minhub_py.inference.native.library import (
     BF16_PADDING,
     DTYPES,
     KINDS,
+    MAX_CHOICES,
     MAX_TOKENS,
     MXFP4,
     PANEL,
@@ -141,8 +142,8 @@ class NativeRunner(TorchRunner):
         return zeros((4, tokens, self.program.width), torch.float32, CPU)
 
     def _new_codes(self) -> Tensor:
-        """A buffer for the quantized activations of each token, with up to 16 bits, and their scale."""
-        return zeros((MAX_TOKENS * (1 + (self.program.width + BF16_PADDING) // 2),), torch.float32, CPU)
+        """A buffer for the quantized activations of each token, with up to 16 bits, and the scales of choices."""
+        return zeros((MAX_CHOICES + MAX_TOKENS * (self.program.width + BF16_PADDING) // 2,), torch.float32, CPU)
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, buffers: Tensor) -> Call:
         """A call without tokens. layers: keys and values, or the two tensors of a recurrent state."""

@@ -191,6 +191,21 @@ T5: Sizes = {
 }
 
 
+_QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
+             "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+MIXTRAL: Sizes = {
+    "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
+    "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
+                                     "num_attention_heads": 48, "max_position_embeddings": 2**16},
+}  # fmt: skip
+OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
+QWEN3MOE: Sizes = {
+    "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {**_QWEN3MOE, "max_position_embeddings": 2**18,
+                                         "rope_parameters": {"rope_theta": 1e7}},
+}  # fmt: skip
+
+
 def _encoder(C: int, layers: int, heads: int, head: str = "", **more: Any) -> dict[str, Any]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,

@@ -43,7 +43,8 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define MAX_TOKENS 128   /* per product */
 #define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
 #define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
-#define MAX_CHOICES 1024 /* selected experts of all tokens of a call */
+#define MAX_CHOICES 2048 /* selected experts of all tokens of a call */
+#define MAX_EXPERTS 1024 /* of a layer */
 #define QUERIES 6        /* tokens that attend together */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
 #define PANEL (1 << 15)  /* floats per unpacked panel of weights */
@@ -64,8 +65,9 @@ typedef struct {
     int32_t layer;        /* of the cache; ROTATE: of the rotation table */
     int32_t flags;
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
-                              expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
+                              query and key heads; ADD: the layer, the norm of its output; ROUTE:
+                              the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
+                              its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the
                               convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
@@ -84,8 +86,15 @@ typedef struct {
             int64_t window;                 /* attended positions, including the own one; 0: all */
         } attend;
         struct { int32_t width; } gate;     /* of the output */
-        struct { int32_t top; } route;      /* experts per token */
-        struct { float alpha, limit; } experts;
+        struct {                            /* ROUTE; top: experts per token */
+            int32_t top, normalize, sigmoid;
+            float factor;
+        } route;
+        struct {                            /* EXPERTS, COMBINE */
+            const void *const *data, *const *scales; /* of each expert's weight; of two matrices, the gates first */
+            int32_t experts, matrices;      /* matrices: 2, if gate and up are apart; otherwise 1 */
+            float alpha, limit;             /* of the gate of one matrix with gate and up in alternate columns */
+        } experts;
         struct { int32_t heads, key_heads, key_size; float epsilon; } delta_rule;
         struct { float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
     };
@@ -113,7 +122,7 @@ typedef struct {
     int64_t output_count;
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved; /* buffers (tokens, width) */
-    float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
+    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;

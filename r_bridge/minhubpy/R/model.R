@@ -130,6 +130,18 @@ olmo2_from_pretrained <- pretrained_of("olmo2")
 
 #' @rdname from_pretrained
 #' @export
+mixtral_from_pretrained <- pretrained_of("mixtral")
+
+#' @rdname from_pretrained
+#' @export
+olmoe_from_pretrained <- pretrained_of("olmoe")
+
+#' @rdname from_pretrained
+#' @export
+qwen3moe_from_pretrained <- pretrained_of("qwen3moe")
+
+#' @rdname from_pretrained
+#' @export
 qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
@@ -304,6 +316,18 @@ olmo2 <- random_model_of("olmo2")
 
 #' @rdname gpt2
 #' @export
+mixtral <- random_model_of("mixtral")
+
+#' @rdname gpt2
+#' @export
+olmoe <- random_model_of("olmoe")
+
+#' @rdname gpt2
+#' @export
+qwen3moe <- random_model_of("qwen3moe")
+
+#' @rdname gpt2
+#' @export
 qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
@@ -417,6 +441,18 @@ gemma3_from_config <- from_config_of("gemma3")
 #' @rdname gpt2
 #' @export
 olmo2_from_config <- from_config_of("olmo2")
+
+#' @rdname gpt2
+#' @export
+mixtral_from_config <- from_config_of("mixtral")
+
+#' @rdname gpt2
+#' @export
+olmoe_from_config <- from_config_of("olmoe")
+
+#' @rdname gpt2
+#' @export
+qwen3moe_from_config <- from_config_of("qwen3moe")
 
 #' @rdname gpt2
 #' @export
