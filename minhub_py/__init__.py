@@ -90,6 +90,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     olmoe, olmoe_from_config, olmoe_from_pretrained = _fresh, _sized, from_pretrained
     qwen3moe, qwen3moe_from_config, qwen3moe_from_pretrained = _fresh, _sized, from_pretrained
     qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
+    qwen35moe, qwen35moe_from_config, qwen35moe_from_pretrained = _fresh, _sized, from_pretrained
+    qwen3next, qwen3next_from_config, qwen3next_from_pretrained = _fresh, _sized, from_pretrained
     t5, t5_from_config, t5_from_pretrained = _fresh, _sized, from_pretrained
     bert, bert_from_config, bert_from_pretrained = _fresh, _sized, from_pretrained
     roberta, roberta_from_config, roberta_from_pretrained = _fresh, _sized, from_pretrained

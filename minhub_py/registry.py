@@ -208,7 +208,24 @@ ARCHITECTURES = {
                  "linear_key_head_dim": 32, "linear_value_head_dim": 32},
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, wrappers=("qwen3_5",),
+            "Qwen", published.QWEN35, names={"qwen35": ("qwen3_5_text",)}, wrappers=("qwen3_5",),
+        ),
+        *(
+            Architecture(
+                name, title, model_type, ("Qwen35Config", "Qwen35"),
+                Training(
+                    {**GROUPED_NAMES, "inner": ("moe_intermediate_size", "shared_expert_intermediate_size")},
+                    {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4,
+                     "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+                     "num_experts": 4, "num_experts_per_tok": 2},
+                    expansion=GATED / 3,  # two experts per token, and the shared one
+                ),
+                "Qwen", sizes, names={name: (model_type,)}, module="qwen35", wrappers=wrappers,
+            )
+            for name, title, model_type, sizes, wrappers in (
+                ("qwen35moe", "Qwen 3.5 MoE", "qwen3_5_moe_text", published.QWEN35MOE, ("qwen3_5_moe",)),
+                ("qwen3next", "Qwen 3 Next", "qwen3_next", published.QWEN3NEXT, ()),
+            )
         ),
         *(
             Architecture(

@@ -194,7 +194,7 @@ class Plan:
                 K = (len(consumer.conv.weight) - H * V) // (2 * G)
                 return [*[self.kv_segment(H, G, K)] * 2, *[self.segment(H, V)] * 2, *[self.segment(H)] * 2]
             case steps.Gate():
-                return [self.segment(channels // 2)] * 2
+                return [self.segment(channels // 2)] * 2 + [Segment(range(1), 1, 1)] * consumer.sigmoid
             case steps.Add():
                 return [self.segment(channels)]
         return []

@@ -202,8 +202,10 @@ class Writer:
             case DeltaRule():
                 self.delta_rule(step)
             case Gate():
-                self.lines.append("h, up = h.chunk(2, dim=2)")
-                self.lines.append(f"h = {self.activation(step.activation)}(h) * up")
+                sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
+                self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")
+                factor = " * factor.sigmoid()" if step.sigmoid else ""
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * up{factor}")
                 self.drop(step.dropout)
             case Add():
                 output = self.output(step.layer)

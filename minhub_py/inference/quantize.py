@@ -281,8 +281,8 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
                 yield step.tokens, "int8"
             case Logits() if step.layer.weight is not None:
                 yield step.layer, "int8"
-            case Linear() | CacheEncoder():
-                yield from ((layer, kind) for layer in step.layers)
+            case Linear() | CacheEncoder():  # the factor of a shared expert, with one output, is not quantized
+                yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
             case Experts():

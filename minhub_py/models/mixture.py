@@ -5,6 +5,9 @@ GPT-OSS has its own in models/gptoss.py. `experts.route` documents the choice of
 Notation: B batch rows, T positions, N = B * T, C channels, E experts, K experts of a token, I channels of an expert.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +31,30 @@ class Experts(nn.Module):
         """The output (n, C) of an expert for x (n, C)."""
         gate, up, down = (matrices.expert(expert) for matrices in (self.gate_proj, self.up_proj, self.down_proj))
         return F.linear(self.act(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+class SharedExpert(nn.Module):
+    """An MLP of all tokens beside the experts, times the sigmoid of a number per token."""
+
+    def __init__(self, channels: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_proj = nn.Linear(channels, inner, bias=False)
+        self.up_proj = nn.Linear(channels, inner, bias=False)
+        self.down_proj = nn.Linear(inner, channels, bias=False)
+        self.factor = nn.Linear(channels, 1, bias=False)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x) * self.factor(x).sigmoid())
+
+    def steps(self, norm: Any) -> Iterator[steps.Step]:
+        """The operations for h = norm(x), and again h = norm(x) with the x before them."""
+        yield steps.SaveResidual()
+        yield steps.Linear([self.gate_proj, self.up_proj, self.factor])
+        yield steps.Gate(self.activation, sigmoid=True)
+        yield steps.Add(self.down_proj)
+        yield steps.Norm(norm, saved=True)
 
 
 class Mixture(nn.Module):

@@ -193,6 +193,11 @@ T5: Sizes = {
 
 _QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
              "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,
+                                        "rope_parameters": _rope(1e7, partial_rotary_factor=0.25)}}  # fmt: skip
+QWEN3NEXT: Sizes = {"Qwen3-Next-80B-A3B-Instruct": {"model_type": "qwen3_next", "max_position_embeddings": 2**18,
+                                                    "rope_parameters": _rope(1e7, partial_rotary_factor=0.25),
+                                                    "bos_token_id": 151643, "eos_token_id": 151645}}  # fmt: skip
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,

@@ -168,10 +168,14 @@ class DeltaRule:
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """h = activation(first half of h) · second half of h."""
+    """h = activation(first half of h) · second half of h.
+
+    sigmoid: h has one more number after the halves; the result is multiplied by its sigmoid.
+    """
 
     activation: str
     dropout: float = 0.0
+    sigmoid: bool = False
 
 
 @dataclass(frozen=True, eq=False)

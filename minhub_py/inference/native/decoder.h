@@ -85,7 +85,7 @@ typedef struct {
             float scale, cap;               /* of the scores; cap 0: none */
             int64_t window;                 /* attended positions, including the own one; 0: all */
         } attend;
-        struct { int32_t width; } gate;     /* of the output */
+        struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
         struct {                            /* ROUTE; top: experts per token */
             int32_t top, normalize, sigmoid;
             float factor;

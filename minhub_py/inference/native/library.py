@@ -69,7 +69,7 @@ RotateParameters = parameters(
 AttendParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
 )  # fmt: skip
-GateParameters = parameters(width=int32)
+GateParameters = parameters(width=int32, sigmoid=int32)
 RouteParameters = parameters(top=int32, normalize=int32, sigmoid=int32, factor=float32)
 ExpertsParameters = parameters(
     data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32

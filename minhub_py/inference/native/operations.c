@@ -228,7 +228,13 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             break;
         case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in); break;
         case ROTATE: rotate(op, c, t->in, m); break;
-        case GATE: kernels.gate(in, in + op->gate.width, in, op->gate.width, op->activation); break;
+        case GATE: {
+            const int64_t width = op->gate.width;
+            const float factor = op->gate.sigmoid ? 1 / (1 + expf(-in[2 * width])) : 1;
+            kernels.gate(in, in + width, in, width, op->activation);
+            for (int64_t i = 0; op->gate.sigmoid && i < width; i++) in[i] *= factor;
+            break;
+        }
         default: { /* ATTEND */
             const int64_t D = op->attend.head_size, queries = op->attend.heads * (D + op->attend.gate);
             cache_heads(op, c, c->keys[op->layer], t->in + queries, m);

@@ -239,7 +239,7 @@ class Program:
 
     def gate(self, step: Gate) -> Operation:
         operation = Operation(kind=KINDS["gate"], activation=code_of(step.activation))
-        operation.gate.width = self.outputs // 2
+        operation.gate.width, operation.gate.sigmoid = self.outputs // 2, step.sigmoid
         return operation
 
     def add(self, step: Add) -> Operation:

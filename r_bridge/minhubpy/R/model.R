@@ -146,6 +146,14 @@ qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
 #' @export
+qwen35moe_from_pretrained <- pretrained_of("qwen35moe")
+
+#' @rdname from_pretrained
+#' @export
+qwen3next_from_pretrained <- pretrained_of("qwen3next")
+
+#' @rdname from_pretrained
+#' @export
 t5_from_pretrained <- pretrained_of("t5")
 
 #' @rdname from_pretrained
@@ -332,6 +340,14 @@ qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+qwen35moe <- random_model_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next <- random_model_of("qwen3next")
+
+#' @rdname gpt2
+#' @export
 t5 <- random_model_of("t5")
 
 #' @rdname gpt2
@@ -457,6 +473,14 @@ qwen3moe_from_config <- from_config_of("qwen3moe")
 #' @rdname gpt2
 #' @export
 qwen35_from_config <- from_config_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+qwen35moe_from_config <- from_config_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next_from_config <- from_config_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
