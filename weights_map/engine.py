@@ -31,6 +31,8 @@ OPPOSITE: dict[Side, Side] = {"hub": "native", "native": "hub"}
 Indices = tuple[int, ...]  # (), (layer,) or (layer, expert)
 Operate = Callable[..., Sequence[Tensor]]
 
+# An index in a name.
+INDEX = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.|$)")
 # Prefixes that torch.compile and DataParallel add to names.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 
@@ -235,6 +237,16 @@ class Table:
             for side in SIDES
         }
 
+    @cached_property
+    def _exact(self) -> dict[Side, dict[str, Row]]:
+        """Rows by template: a model with experts has tens of thousands of names."""
+        exact: dict[Side, dict[str, Row]] = {side: {} for side in SIDES}
+        for side in SIDES:
+            for row in self.rows:
+                for template in row.templates(side):
+                    exact[side].setdefault(template, row)
+        return exact
+
     def for_head(self, head: str | None) -> "Table":
         """The table of an encoder with this head; the table itself for other models."""
         if not self.prefix:
@@ -262,6 +274,8 @@ class Table:
         if side == "hub":
             candidates += [new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old)]
         for candidate in candidates:
+            if row := self._exact[side].get(INDEX.sub("{}", candidate)):
+                return candidate, row, tuple(map(int, INDEX.findall(candidate)[: row.index_count]))
             for pattern, row in self._patterns[side]:
                 if match := pattern.fullmatch(candidate):
                     return candidate, row, tuple(map(int, match.groups()[: row.index_count]))
@@ -415,7 +429,7 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], 
         "wrong shape": [],
         "wrong dtype": [],
     }
-    for name in expected.keys() & tensors.keys():
+    for name in (name for name in expected if name in tensors):  # in order: experts share a conversion
         try:
             actual, model = tensors[name], expected[name]
         except ValueError as error:

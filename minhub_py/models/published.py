@@ -206,8 +206,6 @@ MIXTRAL: Sizes = {
 OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": {**_QWEN3MOE, "max_position_embeddings": 2**18,
-                                         "rope_parameters": {"rope_theta": 1e7}},
 }  # fmt: skip
 
 
