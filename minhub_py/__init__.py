@@ -86,6 +86,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     gemma2, gemma2_from_config, gemma2_from_pretrained = _fresh, _sized, from_pretrained
     gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
     olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
+    lfm2, lfm2_from_config, lfm2_from_pretrained = _fresh, _sized, from_pretrained
+    lfm2moe, lfm2moe_from_config, lfm2moe_from_pretrained = _fresh, _sized, from_pretrained
     mixtral, mixtral_from_config, mixtral_from_pretrained = _fresh, _sized, from_pretrained
     olmoe, olmoe_from_config, olmoe_from_pretrained = _fresh, _sized, from_pretrained
     qwen3moe, qwen3moe_from_config, qwen3moe_from_pretrained = _fresh, _sized, from_pretrained

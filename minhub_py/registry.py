@@ -244,6 +244,19 @@ ARCHITECTURES = {
                 ("qwen3moe", "Qwen 3 MoE", "qwen3_moe", "moe_intermediate_size", published.QWEN3MOE),
             )
         ),
+        *(
+            Architecture(
+                name, title, model_type, ("Lfm2Config", "Lfm2"), Training(names, small, expansion=expansion),
+                "LiquidAI", sizes, names={name: (model_type,)}, module="lfm2",
+            )
+            for name, title, model_type, names, small, expansion, sizes in (
+                ("lfm2", "LFM2", "lfm2", GROUPED_NAMES,
+                 {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1, 3]}, GATED, published.LFM2),
+                ("lfm2moe", "LFM2 MoE", "lfm2_moe",
+                 {**GROUPED_NAMES, "inner": ("intermediate_size", "moe_intermediate_size")},
+                 {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1}, GATED / 2, published.LFM2MOE),
+            )
+        ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
         # Encoders.

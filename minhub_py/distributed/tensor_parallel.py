@@ -156,6 +156,14 @@ class Plan:
                 (reach, _), (_, *matrix) = state.shapes
                 shapes = ((reach, step.conv.groups), (step.heads // self.group.size, *matrix))
                 self.layout.append(replace(state, shapes=shapes))
+            case steps.ShortConvolution():
+                segment = self.segment(len(step.conv.weight))
+                self.slice(step.conv.weight, 0, segment)
+                self.slice(step.conv.bias, 0, segment)
+                step.conv.groups = len(segment.share)
+                state = next(self.cached)
+                [(reach, _)] = state.shapes
+                self.layout.append(replace(state, shapes=((reach, step.conv.groups),)))
             case steps.Experts():
                 self.divide_experts(step)
             case steps.Norm() | steps.SaveResidual() | steps.LoadResidual() | steps.AddPositions() | steps.Gate():
@@ -193,6 +201,8 @@ class Plan:
                 H, G, V = consumer.heads, consumer.key_heads, len(consumer.norm.weight)
                 K = (len(consumer.conv.weight) - H * V) // (2 * G)
                 return [*[self.kv_segment(H, G, K)] * 2, *[self.segment(H, V)] * 2, *[self.segment(H)] * 2]
+            case steps.ShortConvolution():
+                return [self.segment(channels // 3)] * 3
             case steps.Gate():
                 return [self.segment(channels // 2)] * 2 + [Segment(range(1), 1, 1)] * consumer.sigmoid
             case steps.Add():

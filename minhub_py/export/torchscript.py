@@ -66,6 +66,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ShortConvolution,
     Step,
     StoreResidual,
     unreachable,
@@ -201,6 +202,12 @@ class Writer:
                 self.cache_encoder(step)
             case DeltaRule():
                 self.delta_rule(step)
+            case ShortConvolution():
+                N, _, taps = step.conv.weight.shape
+                weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
+                self.lines.append("b, c, h = h.chunk(3, dim=2)")
+                self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
+                self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
             case Gate():
                 sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
                 self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")

@@ -57,7 +57,7 @@ class NativeRunner(TorchRunner):
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
         # A recurrent state cannot reject draft tokens.
-        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"]})
+        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"], KINDS["short_convolution"]})
         # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums depend on the number of
         # threads. An LSTM is sequential in both, and `forward` would unpack MXFP4 and GGUF blocks in each call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
@@ -147,7 +147,7 @@ class NativeRunner(TorchRunner):
 
     def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, buffers: Tensor) -> Call:
         """A call without tokens. layers: keys and values, or the two tensors of a recurrent state."""
-        keys, values = zip(*layers, strict=True)
+        keys, values = zip(*((tensors[0], tensors[-1]) for tensors in layers), strict=True)  # a state may be one tensor
         sizes = [tensor.size(-2) for tensor in keys]
         # Per thread: sums of a chunk of outputs (MAX_OUTPUTS and a unit), and a panel of weights with its sums or the
         # 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.

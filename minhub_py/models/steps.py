@@ -167,6 +167,13 @@ class DeltaRule:
 
 
 @dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """h = c · conv(b · x) for b, c and x side by side in h, (B, T, 3C); the nn.Conv1d is over time, with a state."""
+
+    conv: nn.Conv1d
+
+
+@dataclass(frozen=True, eq=False)
 class Gate:
     """h = activation(first half of h) · second half of h.
 
@@ -235,7 +242,7 @@ class HiddenStates:
 
 Step = (
     Embed | AddPositions | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend
-    | CrossAttend | CacheEncoder | DeltaRule | Gate | Add | Experts | Recurrent | Logits | HiddenStates
+    | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent | Logits | HiddenStates
 )  # fmt: skip
 
 

@@ -99,3 +99,18 @@ def test_invalid_scores_select_distinct_experts(value: float) -> None:
     assert type(runner) is NativeRunner
     result = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
     assert result.isnan().any()
+
+
+@torch.inference_mode()
+def test_bias_of_the_choice_selects_but_does_not_weight() -> None:
+    """transformers' random models have no bias: here one changes the choice, in `forward` and in C alike."""
+    model: Any = random_model("lfm2_moe")
+    ids = ids_of(1)
+    before = model(ids)
+    for block in model.layers[1:]:
+        block.mlp.expert_bias.copy_(torch.linspace(-1, 1, 6))
+    after = model(ids)
+    assert (after - before).abs().max() > 0.01 * before.abs().max()
+    runner = runner_of(model)
+    assert type(runner) is NativeRunner
+    assert_close(runner.forward({0: ids[0].tolist()}, runner.new_cache(1, LENGTH), every=True), after[0])

@@ -37,7 +37,7 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
-       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES };
+       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -68,11 +68,11 @@ typedef struct {
                               query and key heads; ADD: the layer, the norm of its output; ROUTE:
                               the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
                               its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the
-                              convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
+                              convolution (taps, channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE: projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
-                             for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
+                             for keys; ATTEND: one sink per head, or NULL; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
@@ -114,7 +114,7 @@ typedef struct {
     const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
                                      its text (encoder) */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
-    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
+    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs, float32 */
     void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size */
     int32_t cache_dtype, threads;

@@ -501,6 +501,23 @@ static void delta_chunk(void *context, int64_t group, int thread) {
     }
 }
 
+/* 256 channels of a gated convolution over time, c * conv(b * x). The tokens of a sequence run one after another. */
+static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t taps = op->weight.rows, channels = op->weight.columns, first = 256 * chunk;
+    const int64_t count = min64(channels - first, 256);
+    for (int64_t m = 0; m < c->tokens; m++) {
+        const float *b = t->in + m * c->width + first, *factor = b + channels, *x = factor + channels;
+        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels + first;
+        float *out = t->out + m * c->width + first;
+        for (int64_t i = 0; i < count; i++) out[i] = b[i] * x[i];
+        kernels.convolve(window, (const float *)op->weight.data + first, taps, channels, out, count, NONE);
+        for (int64_t i = 0; i < count; i++) out[i] = factor[i] * (op->bias ? out[i] + op->bias[first + i] : out[i]);
+    }
+}
+
 static void run(const operation *ops, int64_t count, const call *c, int alone) {
     const int64_t width = c->width;
     float *x = c->x, *in = c->h, *out = c->g, *swap;
@@ -583,6 +600,12 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case DELTA_RULE: {
             task t = {.op = op, .c = c, .in = in, .out = out};
             parallel(op->delta_rule.key_heads, delta_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case SHORT_CONVOLUTION: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel((op->weight.columns + 255) / 256, short_convolution_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }

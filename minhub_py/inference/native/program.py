@@ -62,6 +62,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ShortConvolution,
     Step,
     StoreResidual,
 )
@@ -237,6 +238,14 @@ class Program:
         )  # fmt: skip
         return operation
 
+    def short_convolution(self, step: ShortConvolution) -> Operation:
+        self.layers += 1
+        taps = self.vector(step.conv.weight.squeeze(1).t())
+        taps.rows, taps.columns = step.conv.weight.size(2), len(step.conv.weight)
+        return Operation(
+            kind=KINDS["short_convolution"], weight=taps, bias=self.floats(step.conv.bias), layer=self.layers - 1
+        )
+
     def gate(self, step: Gate) -> Operation:
         operation = Operation(kind=KINDS["gate"], activation=code_of(step.activation))
         operation.gate.width, operation.gate.sigmoid = self.outputs // 2, step.sigmoid
@@ -405,7 +414,7 @@ TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] =
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
-    DeltaRule: Program.delta_rule, Gate: Program.gate, Add: Program.add, Experts: Program.experts,
+    DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Gate: Program.gate, Add: Program.add, Experts: Program.experts,
     Recurrent: Program.recurrent, Logits: Program.logits,
 }  # fmt: skip
 

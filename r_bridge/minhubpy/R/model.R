@@ -130,6 +130,14 @@ olmo2_from_pretrained <- pretrained_of("olmo2")
 
 #' @rdname from_pretrained
 #' @export
+lfm2_from_pretrained <- pretrained_of("lfm2")
+
+#' @rdname from_pretrained
+#' @export
+lfm2moe_from_pretrained <- pretrained_of("lfm2moe")
+
+#' @rdname from_pretrained
+#' @export
 mixtral_from_pretrained <- pretrained_of("mixtral")
 
 #' @rdname from_pretrained
@@ -324,6 +332,14 @@ olmo2 <- random_model_of("olmo2")
 
 #' @rdname gpt2
 #' @export
+lfm2 <- random_model_of("lfm2")
+
+#' @rdname gpt2
+#' @export
+lfm2moe <- random_model_of("lfm2moe")
+
+#' @rdname gpt2
+#' @export
 mixtral <- random_model_of("mixtral")
 
 #' @rdname gpt2
@@ -457,6 +473,14 @@ gemma3_from_config <- from_config_of("gemma3")
 #' @rdname gpt2
 #' @export
 olmo2_from_config <- from_config_of("olmo2")
+
+#' @rdname gpt2
+#' @export
+lfm2_from_config <- from_config_of("lfm2")
+
+#' @rdname gpt2
+#' @export
+lfm2moe_from_config <- from_config_of("lfm2moe")
 
 #' @rdname gpt2
 #' @export
