@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
@@ -32,6 +32,12 @@ from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.system import html
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minhub_py.entry_points import ChatSettings
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
@@ -41,8 +47,8 @@ SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of replies.
+class ReplySettings:
+    """ReplySettings of replies.
 
     Attributes:
         max_new_tokens: Maximum number of tokens in a reply.
@@ -66,7 +72,7 @@ class Settings:
     stop: tuple[str, ...] = ()
     top: int = 0
 
-    def updated(self, changes: dict[str, Any], defaults: Mapping[str, Any]) -> "Settings":
+    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
         names = [field.name for field in fields(self)]
         if unknown := [name for name in changes if name not in names]:
@@ -74,7 +80,7 @@ class Settings:
         changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
                    for name, value in changes.items()}  # fmt: skip
         if "stop" in changes:
-            changes["stop"] = stop_strings(changes["stop"])
+            changes = {**changes, "stop": stop_strings(changes["stop"])}
         settings = replace(self, **changes)
         whole("max_new_tokens", settings.max_new_tokens, 1)
         whole("top", settings.top, 0)
@@ -98,7 +104,7 @@ class Reply:
         text: Text without the stop string or the end token.
         ids: Token IDs, including the end token.
         logprobs: Log-probability of each token in nats, before temperature and other sampling settings.
-        top: For each token the `Settings.top` most likely tokens as (ID, log-probability) in descending order.
+        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in descending order.
         end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the context) or
             "interrupted".
         read: Number of prompt tokens that were computed.
@@ -125,6 +131,10 @@ class Reply:
     def __repr__(self) -> str:
         numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
         return f"<Reply {shorten(self.text)}: {numbers}>"
+
+    def _repr_html_(self) -> str:
+        numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]
+        return html.text(self.text) + html.note(numbers)
 
     @property
     def speed(self) -> float:
@@ -158,8 +168,8 @@ class Chat:
         cache_dir: Folder in which the prefix cache is also stored, so that it survives the program; replies do not
             change. Created if it is missing. The first reply hashes the weights.
         cache_size: Maximum size of `cache_dir` in bytes. The least recently used prefixes are deleted.
-        settings: Fields of `Settings`. Sampling settings default to the model's generation_config.json, and without
-            one to temperature 0.7 and top_p 0.95.
+        settings: Fields of `ReplySettings`. Sampling settings default to the model's generation_config.json, and
+            without one to temperature 0.7 and top_p 0.95.
 
     Attributes:
         turns: Messages, without the system prompt.
@@ -181,7 +191,7 @@ class Chat:
         context: int | None = None,
         cache_dir: str | Path | None = None,
         cache_size: int = 10**10,
-        **settings: Any,
+        **settings: "Unpack[ChatSettings]",
     ) -> None:
         self.model = decoder_of(model, "Chat()")
         check_tokenizer(tokenizer, "decode")
@@ -192,7 +202,7 @@ class Chat:
         maximum: int = self.model.config.context_length or MAX_DEFAULT_CONTEXT
         self.context = min(maximum, MAX_DEFAULT_CONTEXT if context is None else whole("context", context, 2))
         self.defaults = default_sampling(self.model)
-        self.settings = Settings(**self.defaults).updated(settings, self.defaults)
+        self.settings = ReplySettings(**self.defaults).updated(settings, self.defaults)
         self.turns: list[Turn] = []
         self.events: list[Event] = []
         self.reply_count = 0
@@ -222,7 +232,7 @@ class Chat:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(turn.message for turn in turns)]
 
-    def set(self, **settings: Any) -> None:
+    def set(self, **settings: "Unpack[ChatSettings]") -> None:
         """Change settings.
 
         Raises:
@@ -230,17 +240,17 @@ class Chat:
         """
         self.settings = self.settings.updated(settings, self.defaults)
 
-    def say(self, text: str, *, schema: Schema = None, **settings: Any) -> Reply:
+    def say(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Send a message and return the complete reply. For arguments and errors see `stream`."""
         return self._complete(self.stream(text, schema=schema, **settings))
 
-    def stream(self, text: str, *, schema: Schema = None, **settings: Any) -> TextStream:
+    def stream(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
         """Send a message and stream the reply. Afterwards `last` is the reply.
 
         Args:
             text: The user message.
             schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length".
-            settings: Fields of `Settings`, for this reply only.
+            settings: Fields of `ReplySettings`, for this reply only.
 
         Returns:
             A generator of text deltas. Closing it early or interrupting it by Ctrl-C keeps the generated text as the
@@ -255,7 +265,7 @@ class Chat:
             raise ValueError(f"the message must be a string that is not blank, not {brief(text)}")
         return self._stream(Turn("user", text), self.settings.updated(settings, self.defaults), schema)
 
-    def regenerate(self, *, schema: Schema = None, **settings: Any) -> Reply:
+    def regenerate(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Replace the latest reply. For arguments and errors see `stream`.
 
         Raises:
@@ -263,7 +273,7 @@ class Chat:
         """
         return self._complete(self.stream_again(schema=schema, **settings))
 
-    def stream_again(self, *, schema: Schema = None, **settings: Any) -> TextStream:
+    def stream_again(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
         """Replace the latest reply and stream the new one. For arguments and errors see `stream`.
 
         Raises:
@@ -328,7 +338,7 @@ class Chat:
         assert reply is not None
         return reply
 
-    def _stream(self, question: Turn, settings: Settings, schema: Schema) -> TextStream:
+    def _stream(self, question: Turn, settings: ReplySettings, schema: Schema) -> TextStream:
         """Check everything that can fail, then return the generator of the reply."""
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids)
@@ -438,7 +448,7 @@ class Chat:
             if data["minhub_chat"] != 1:
                 raise ValueError("another version of this package wrote it")
             system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
-            settings = Settings(**self.defaults).updated(dict(data["settings"]), self.defaults)
+            settings = ReplySettings(**self.defaults).updated(dict(data["settings"]), self.defaults)
             turns = [parse_turn(turn) for turn in data["turns"]]
             if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
                 raise ValueError("user and assistant messages do not alternate")

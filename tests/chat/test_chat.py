@@ -1,6 +1,7 @@
 """Conversations: turns, the prefix cache between replies, and `minhub chat` in a pipe and in a terminal."""
 
 import contextlib
+import html
 import json
 import os
 import pty
@@ -282,6 +283,8 @@ def test_chats_and_replies_have_a_repr_of_one_line(model: Any, tokenizer: Tokeni
     reply = chat.say("Hi", top=3, max_new_tokens=4)
     assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
     assert str(reply) == reply.text
+    assert html.escape(reply.text) in reply._repr_html_()
+    assert "<small>4 tokens in " in reply._repr_html_()
     kind = type(model).__name__
     assert repr(chat).startswith(f"<Chat with {kind}, 1 message with replies, system prompt 'Be brief. Be brief.")
     assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
