@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
     from minhub_py.chat.conversation import Reply as Reply
     from minhub_py.chat.conversation import ReplySettings as ReplySettings
@@ -97,6 +98,7 @@ _HOMES = {
     "attribution": "analysis.attribution",
     "head_scores": "analysis.heads",
     "Chat": "chat.conversation",
+    "complete": "chat.completion",
     "Reply": "chat.conversation",
     "ReplySettings": "chat.conversation",
     "devices": "system.device",

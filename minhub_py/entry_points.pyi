@@ -588,12 +588,26 @@ class ResumeSettings(TypedDict, total=False):
     parallel: str
     threads: int | None
 
+class SamplingSettings(TypedDict, total=False):
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+    min_p: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+
 class ChatSettings(TypedDict, total=False):
     max_new_tokens: int
     temperature: float | Literal["auto"]
     top_k: int | None | Literal["auto"]
     top_p: float | None | Literal["auto"]
     repetition_penalty: float | Literal["auto"]
+    min_p: float | None | Literal["auto"]
+    presence_penalty: float | Literal["auto"]
+    frequency_penalty: float | Literal["auto"]
+    logit_bias: Mapping[int, float] | None | Literal["auto"]
     seed: int | None
     stop: str | Sequence[str]
     top: int

@@ -1,8 +1,8 @@
 """Conversations with a model.
 
-    from minhub_py import Chat, from_pretrained, tokenizer_from_pretrained
+    from minhub_py import Chat
 
-    chat = Chat(from_pretrained(name), tokenizer_from_pretrained(name), system="Be brief.", seed=1)
+    chat = Chat("owner/name", system="Be brief.", seed=1)
     print(chat.say("Good morning!").text)
     for delta in chat.stream("How do you feel today?"):
         print(delta, end="", flush=True)
@@ -18,13 +18,14 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
@@ -32,6 +33,7 @@ from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.pretrained import from_pretrained
 from minhub_py.system import html
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
 PREFIX_CACHE_BYTES = 2**29
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SAMPLING_FIELDS = Sampling.names()
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class ReplySettings:
         top_k: Number of most likely tokens to sample from.
         top_p: Cumulative probability of the most likely tokens to sample from.
         repetition_penalty: Penalty of tokens that the text already contains; 1 has no effect.
+        min_p: Minimum probability of tokens, as a fraction of the most likely token's.
+        presence_penalty: Penalty of tokens that the reply already contains; 0 has no effect.
+        frequency_penalty: Penalty for each time that the reply contains a token; 0 has no effect.
+        logit_bias: Numbers that are added to the logits of token IDs.
         seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for each reply from
             PyTorch's default generator.
         stop: Strings that end a reply.
@@ -68,6 +75,10 @@ class ReplySettings:
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top: int = 0
@@ -160,8 +171,9 @@ class Chat:
     """A conversation with a model.
 
     Args:
-        model: Decoder-only language model of this package.
-        tokenizer: The model's `tokenizers.Tokenizer`.
+        model: Decoder-only language model of this package, or a name that `from_pretrained` loads: "owner/name",
+            a folder, or a GGUF file.
+        tokenizer: The model's `tokenizers.Tokenizer`. By default, the tokenizer of the name.
         system: System prompt.
         template: Chat template; the default is loaded from the tokenizer's folder or GGUF file.
         context: Maximum number of tokens of a prompt and its reply; by default the model's, at most 8192.
@@ -184,7 +196,7 @@ class Chat:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: Any = None,
         system: str | None = None,
         *,
         template: ChatTemplate | None = None,
@@ -193,7 +205,12 @@ class Chat:
         cache_size: int = 10**10,
         **settings: "Unpack[ChatSettings]",
     ) -> None:
+        if isinstance(model, str | PathLike):
+            tokenizer = tokenizer or tokenizer_from_pretrained(str(model))
+            model = from_pretrained(model)
         self.model = decoder_of(model, "Chat()")
+        if tokenizer is None:
+            raise ValueError("Chat(model, tokenizer) requires a tokenizer; Chat(name) loads both")
         check_tokenizer(tokenizer, "decode")
         if self.model.encoder_decoder:
             raise ValueError("Chat() does not support encoder-decoder models: use generate()")
@@ -215,7 +232,9 @@ class Chat:
         count = len(self.turns) // 2
         model = f"{type(self.model).__name__}, {count} message{'' if count == 1 else 's'} with replies"
         system = f", system prompt {shorten(self.system)}" if self.system else ""
-        values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING_FIELDS)
+        neutral = Sampling()
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self.settings.sampling).items()
+                           if name in SHOWN_FIELDS or value != getattr(neutral, name))  # fmt: skip
         return f"<Chat with {model}{system}, {values}>"
 
     @property
@@ -448,7 +467,10 @@ class Chat:
             if data["minhub_chat"] != 1:
                 raise ValueError("another version of this package wrote it")
             system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
-            settings = ReplySettings(**self.defaults).updated(dict(data["settings"]), self.defaults)
+            saved = dict(data["settings"])
+            if saved.get("logit_bias"):  # JSON's keys are strings
+                saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
+            settings = ReplySettings(**self.defaults).updated(saved, self.defaults)
             turns = [parse_turn(turn) for turn in data["turns"]]
             if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
                 raise ValueError("user and assistant messages do not alternate")

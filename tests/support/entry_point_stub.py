@@ -67,8 +67,9 @@ def parts() -> Iterator[str]:
     training = settings_of(Settings)
     yield typed_dict("TrainSettings", training)
     yield typed_dict("ResumeSettings", {name: kind for name, kind in training.items() if name in CHANGEABLE})
-    automatic = {name: kind + ' | Literal["auto"]' for name, kind in settings_of(ReplySettings).items()
-                 if name in SAMPLING_FIELDS}  # fmt: skip
+    sampling = {name: kind for name, kind in settings_of(ReplySettings).items() if name in SAMPLING_FIELDS}
+    yield typed_dict("SamplingSettings", sampling)
+    automatic = {name: kind + ' | Literal["auto"]' for name, kind in sampling.items()}
     yield typed_dict("ChatSettings", {**settings_of(ReplySettings), **automatic, "stop": "str | Sequence[str]"})
     for entry in ENTRIES.values():
         yield functions(entry)
