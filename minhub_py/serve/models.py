@@ -64,6 +64,12 @@ class ServedModel:
             longest = max(longest, CHARACTERS_PER_TOKEN)
         self.max_characters = self.engine.max_length * longest
 
+    def close(self) -> None:
+        """Stop the engine and the threads. Unfinished requests receive an error."""
+        self.engine.close()
+        for workers in (self.texts, self.schemas, self.embeddings):
+            workers.close()
+
     @property
     def is_encoder(self) -> bool:
         """Whether the model is a text encoder."""
@@ -178,40 +184,6 @@ class ServedModel:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
-
-
-class Models:
-    """The models of a server. Requests without a model use the first."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.all = list(models)
-
-    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """The model with this name, also with Ollama's suffix ":latest".
-
-        task: the task of the request. Without a name, the first model for this task is used.
-        RequestError: the name is unknown, or the model does not support the task.
-        """
-        if not name:
-            served = next((served for served in self.all if task in (None, served.task)), self.all[0])
-        else:
-            found = [served for served in self.all if name in (served.name, f"{served.name}:latest")]
-            if not found:
-                names = ", ".join(served.name for served in self.all)
-                raise RequestError(
-                    404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model"
-                )
-            served = found[0]
-        if task == "completion" and served.task != "completion":
-            route = "/v1/rerank" if served.task == "rerank" else "/v1/embeddings"
-            kind = "a text encoder" if served.is_encoder else "an embedding model"
-            raise invalid(f"{served.name} is {kind}, which does not generate text: use {route}", "model", "task")
-        if task == "rerank" and served.task not in ("rerank", "completion"):
-            raise invalid(
-                f"{served.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
-                "model", "task",
-            )  # fmt: skip
-        return served
 
 
 class Generation:

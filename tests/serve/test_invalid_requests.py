@@ -11,7 +11,8 @@ from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
 
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
-from minhub_py.serve.models import Models, ServedModel, parse_variables
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields, RequestError
 
