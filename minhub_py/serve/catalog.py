@@ -176,12 +176,21 @@ class Models:
                     raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER)
                 if entry.loading is None:
                     entry.loading = asyncio.create_task(self._load(entry))
-                await asyncio.shield(entry.loading)
+                await self._until_loaded(entry.loading)
             check_task(entry, task)
         except BaseException:
             self.release(entry)
             raise
         return entry
+
+    async def _until_loaded(self, loading: "asyncio.Task[None]") -> None:
+        """Wait for a load, which continues if this request is cancelled."""
+        try:
+            await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if self.closed and loading.cancelled():
+                raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER) from None
+            raise
 
     def release(self, entry: Entry) -> None:
         """The end of a request that acquired a model."""
@@ -278,12 +287,14 @@ class Models:
             gc.collect()  # models contain reference cycles
 
     def stop_accepting(self) -> None:
-        """Reject new requests."""
+        """Reject new requests, and end the waiting for loads."""
         self.closed = True
         for served in self.all:
             served.engine.stop_accepting()
         for entry in self.entries.values():
             self._cancel_timer(entry)
+            if entry.loading is not None:
+                entry.loading.cancel()
 
 
 def check_task(entry: Entry, task: Task | None) -> None:

@@ -388,7 +388,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "pll": 2,
         "rerank": 2,
         "score": 3,
-        "serve": 1,
+        "serve": 2,
         "train": 2,
         "words": 3,
     }.get(command, 0)
