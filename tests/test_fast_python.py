@@ -2,10 +2,12 @@
 
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,13 +15,13 @@ import pytest
 from fast_python import programs, python
 
 SHOW = """
-import atexit, json, os, signal, sys
+import atexit, json, os, resource, signal, sys
 os.environ.pop("PWD", None)  # the shell that finds the fork's starter may correct it
 atexit.register(print, "at exit")
 print(json.dumps([sys.argv, sys.path, sys.executable, dict(sorted(os.environ.items())), os.getcwd(), __name__,
                   sys.stdin.read(), sys.stdin.encoding, sys.stdout.encoding, sys.stdout.line_buffering,
                   sys.stderr.errors, sys.orig_argv, [str(signal.getsignal(number)) for number in range(1, 32)],
-                  os.listdir("/proc/self/fd"), __import__("torch").get_num_threads()], default=str))
+                  os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_FSIZE)], default=str))
 """
 # Exit statuses and tracebacks.
 ENDS = ["1 / 0", "sys.exit(7)", "sys.exit('no')", "sys.exit()", "raise KeyboardInterrupt", "os.kill(os.getpid(), 15)",
@@ -45,10 +47,14 @@ def both(*arguments: str, **settings: object) -> list[tuple[int, str, str]]:
 def test_a_program_starts_in_the_state_of_a_new_python(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(tmp_path), "NEW": "é"}
     (tmp_path / "script.py").write_text(SHOW, encoding="utf-8")
+    limits = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1 << 20, 1 << 30))
     for arguments in (["-c", SHOW, "a b", "-m"], ["script.py", "c"], ["-m", "script"]):
-        fork, new = both(*arguments, cwd=tmp_path, env=environment, input="text\n")
+        fork, new = both(*arguments, cwd=tmp_path, env=environment, input="text\n", preexec_fn=limits)
         assert fork == new
         assert (fork[0], fork[2]) == (0, "")
+    code = "import sys; print('torch' in sys.modules, __import__('torch').get_num_threads())"
+    command = [python(), "-c", code]
+    assert subprocess.run(command, env=environment, stdout=-1, text=True, check=True).stdout == "True 2\n"
 
 
 def test_a_program_ends_as_a_new_python(tmp_path: Path) -> None:

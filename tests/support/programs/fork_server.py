@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
@@ -31,8 +32,11 @@ def start_state(environment: dict[str, str]) -> dict[str, str]:
     """The settings that a running Python cannot change."""
     state = {name: value for name, value in environment.items() if name.startswith(START) and name not in APPLIED}
     locale = environment.get("LC_CTYPE") or environment.get("LANG")
-    # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set.
-    return state | {"locale": environment.get("LC_ALL") or (locale if locale not in (None, "", "C") else "C.UTF-8")}
+    # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set. There, PYTHONUTF8 changes nothing.
+    state["locale"] = environment.get("LC_ALL") or (locale if locale not in (None, "", "C") else "C.UTF-8")
+    if state["locale"] == "C.UTF-8" and state.get("PYTHONUTF8") == "1":
+        del state["PYTHONUTF8"]
+    return state
 
 
 def path_entries(environment: dict[str, str]) -> list[str]:
@@ -147,6 +151,8 @@ def become(request: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.chdir(request["folder"])
     os.umask(request["umask"])
+    for number, limits in request["limits"]:
+        resource.setrlimit(number, limits)
     environment = request["environment"]
     os.environ.clear()
     os.environ.update(environment)

@@ -5,6 +5,7 @@ It is the process that a test sees, with the fork's standard streams and exit st
 
 import _socket
 import os
+import resource
 import signal
 import sys
 
@@ -52,8 +53,10 @@ blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 for number in signal.valid_signals() - own:
     signal.signal(number, forward)
+names = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
+limits = [(number, resource.getrlimit(number)) for number in (getattr(resource, f"RLIMIT_{name}") for name in names)]
 request = {"arguments": arguments, "environment": dict(os.environ), "folder": folder, "umask": umask,
-           "ignored": ignored, "blocked": blocked}  # fmt: skip
+           "ignored": ignored, "blocked": blocked, "limits": limits}  # fmt: skip
 data = json.dumps(request).encode() + b"\n"
 files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
 sent = connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
