@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette docs clean
+.PHONY: demo test suite soak test-real test-rtorch gpu lint style types stub bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -55,6 +55,11 @@ style: .venv/.installed-test
 
 types: .venv/.installed-test
 	$(BIN)/mypy
+	$(BIN)/python tests/check_types.py
+
+# The types of the registry's functions, for editors and type checkers: minhub_py/entry_points.pyi.
+stub: .venv/.installed-test
+	$(BIN)/python tests/support/entry_point_stub.py
 
 bench: .venv/.installed-test r
 	$(BIN)/minhub bench

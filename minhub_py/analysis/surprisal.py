@@ -26,9 +26,15 @@ from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
+from minhub_py.system import html
 from minhub_py.system.spelling import setting
 
-Columns = dict[str, Any]  # arrays or lists of equal length, by name
+
+class Columns(dict[str, Any]):
+    """Arrays or lists of equal length, by name. Notebooks show a table."""
+
+    def _repr_html_(self) -> str:
+        return html.table(self)
 
 
 def word_logprobs(
@@ -169,13 +175,15 @@ def next_tokens(
     else:
         spans = [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts]
     predict(model, spans, consume, progress)
-    return {
-        "context": np.repeat(np.arange(len(prompts)), n),
-        "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
-        "id": ids.reshape(-1),
-        "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
-        "logprob": logprobs.reshape(-1),
-    }
+    return Columns(
+        {
+            "context": np.repeat(np.arange(len(prompts)), n),
+            "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
+            "id": ids.reshape(-1),
+            "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
+            "logprob": logprobs.reshape(-1),
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -383,12 +391,14 @@ def sum_by_row(scores: Scores, token_rows: Sequence[Sequence[int]], count: int, 
     entropies = np.full(count + 1, np.nan)
     unique, first = np.unique(rows, return_index=True)
     entropies[unique] = scores.entropies[first]
-    return {
-        "tokens": tokens,
-        "logprob": total,
-        "surprisal": 0.0 - total / math.log(2),
-        "entropy": entropies[:count],
-    }
+    return Columns(
+        {
+            "tokens": tokens,
+            "logprob": total,
+            "surprisal": 0.0 - total / math.log(2),
+            "entropy": entropies[:count],
+        }
+    )
 
 
 def owners_of(

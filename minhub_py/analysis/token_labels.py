@@ -89,7 +89,9 @@ def classify_tokens(
                     for name, value in zip(columns, values, strict=True):
                         columns[name].append(value)
     kinds = {"text": np.int64, "start": np.int64, "end": np.int64, "prob": np.float32}
-    return {name: np.array(values, kinds[name]) if name in kinds else values for name, values in columns.items()}
+    return Columns(
+        (name, np.array(values, kinds[name]) if name in kinds else values) for name, values in columns.items()
+    )
 
 
 @torch.inference_mode()

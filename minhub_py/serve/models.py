@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -248,9 +249,11 @@ class Generation:
         return max((request.cached_tokens for request in self.requests), default=0)
 
 
-def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "repetition_penalty") -> Sampling:
+def parse_sampling(
+    fields: Fields, defaults: Mapping[str, Any], vocab_size: int, penalty: str = "repetition_penalty"
+) -> Sampling:
     """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the repetition penalty."""
-    fields.reject("presence_penalty", "frequency_penalty", "logit_bias", "min_p", "mirostat")
+    fields.reject("mirostat")
     fields.reject("typical_p", "tfs_z", harmless=(1,))
     settings = dict(defaults)
     top_k = fields.integer("top_k", -1, 2**31)
@@ -259,8 +262,9 @@ def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "
     top_p = fields.number("top_p")
     if top_p is not None:
         settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
-    names = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature", "repetition_penalty": penalty}
-    for name in ("temperature", "repetition_penalty"):
+    names = {**{name: name for name in Sampling.names()}, "repetition_penalty": penalty}
+    settings["logit_bias"] = parse_bias(fields) or settings["logit_bias"]
+    for name in ("temperature", "repetition_penalty", "min_p", "presence_penalty", "frequency_penalty"):
         if (value := fields.number(names[name])) is not None:
             settings[name] = value
     settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0 disables it in some clients
@@ -269,7 +273,20 @@ def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "
             check_sampling(name, value)
         except ValueError as error:
             raise invalid(str(error).replace(name, names[name]), names[name]) from error
-    return Sampling(**settings)
+    sampling = Sampling(**settings)
+    try:
+        sampling.check_vocabulary(vocab_size)
+    except ValueError as error:
+        raise invalid(str(error), "logit_bias") from error
+    return sampling
+
+
+def parse_bias(fields: Fields) -> dict[int, float]:
+    """The logit_bias by token ID. As in the OpenAI API, IDs are the keys of a JSON object."""
+    biases = fields.object("logit_bias")
+    if unreadable := [key for key in biases.values if not re.fullmatch("[0-9]{1,9}", key)]:
+        raise invalid(f"logit_bias must map token IDs to numbers, but has the key {brief(unreadable[0])}", "logit_bias")
+    return {int(key): value for key in biases.values if (value := biases.number(key)) is not None}
 
 
 def parse_stops(fields: Fields) -> tuple[str, ...]:

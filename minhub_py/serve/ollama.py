@@ -13,6 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
+from minhub_py.chat.defaults import PUBLISHED_FIELDS
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.embeddings import (
@@ -76,7 +77,11 @@ async def show(request: HTTPRequest) -> Response:
     architecture = architecture_of(served)
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {} if served.task != "completion" else served.sampling
-    parameters = [f"{names.get(name, name)} {value}" for name, value in sampling.items() if value is not None]
+    parameters = [
+        f"{names.get(name, name)} {value}"
+        for name, value in sampling.items()
+        if name in PUBLISHED_FIELDS and value is not None
+    ]
     return JSONResponse({
         "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),
         "details": details(served), "modified_at": modified(served), "capabilities": [served.task],
@@ -219,7 +224,7 @@ async def start(served: ServedModel, fields: Fields, ids: list[int], chat: bool)
     generation.add(
         ids,
         served.max_new_tokens(ids, requested if requested > 0 else None),
-        sampling=parse_sampling(options, served.sampling, "repeat_penalty"),
+        sampling=parse_sampling(options, served.sampling, served.model.config.vocab_size, "repeat_penalty"),
         seed=parse_seed(options),
         stops=parse_stops(options) + (served.template.stops if chat else ()),
         stop_ids=served.end_ids | (served.template.end_ids if chat else frozenset()),

@@ -67,7 +67,7 @@ def describe(entry: Entry) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("tools", "functions", "logit_bias", "audio")
+    fields.reject("tools", "functions", "audio")
     fields.reject("tool_choice", "function_call", harmless=("auto", "none"))
     messages = parse_messages(fields.get("messages"), served.engine.max_length)
     settings = await parse_settings(fields, served, chat=True)
@@ -395,7 +395,9 @@ async def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dic
     fields.reject("grammar", "json_schema", "structured_outputs", "guided_json")  # response formats of other servers
     template, ignore_eos = served.template, fields.boolean("ignore_eos")
     return {
-        "sampling": parse_sampling(fields, served.sampling if chat else asdict(Sampling())),
+        "sampling": parse_sampling(
+            fields, served.sampling if chat else asdict(Sampling()), served.model.config.vocab_size
+        ),
         "seed": parse_seed(fields),
         "stops": parse_stops(fields) + (template.stops if chat else ()),
         "stop_ids": (frozenset() if ignore_eos else served.end_ids) | (template.end_ids if chat else frozenset()),

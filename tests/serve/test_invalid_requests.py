@@ -20,6 +20,7 @@ FIELDS = {
     "/v1/chat/completions": ["model", "messages", "temperature", "top_p", "top_k", "seed", "stop", "n", "max_tokens",
                              "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options", "tools",
                              "response_format", "repetition_penalty", "presence_penalty", "logit_bias",
+                             "frequency_penalty", "min_p",
                              "chat_template_kwargs", "reasoning_effort", "continue_final_message"],
     "/v1/completions": ["prompt", "echo", "logprobs", "n", "best_of", "max_tokens", "suffix", "stop", "stream", "seed"],
     "/v1/responses": ["input", "instructions", "text", "max_output_tokens", "stream", "tools"],
@@ -142,7 +143,14 @@ def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
             400,
             "must not contain tools",
         ),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 3}',
+            400,
+            "frequency_penalty must be",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"a": 1}}', 400, "has the key 'a'"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"999999": 1}}', 400, "token 999999, but"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "min_p": 1.5}', 400, "min_p must be between 0"),
         (
             b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
             400,

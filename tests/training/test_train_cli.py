@@ -29,6 +29,7 @@ def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Pa
     assert result.stdout == ""
     output = result.stderr
     run = Run(tmp_path / "run")
+    assert f"<tr><td>6</td><td>{run.losses[-1]['train_loss']:.4g}</td>" in run._repr_html_()
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in output
     assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in output
