@@ -13,7 +13,7 @@ from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import Adapter, write_adapter
 from minhub_py.adapters.targets import Target, linear_targets, select
 from minhub_py.config import changed
-from minhub_py.models.base import LanguageModel
+from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import architecture_of
@@ -58,10 +58,8 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, module)
 
 
-def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, Tensor]) -> None:
-    """Replace the tensors of which an adapter has trained copies. A tied head with a copy is untied, as in PEFT."""
-    if not saved:
-        return
+def native_saved(base: LanguageModel, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trained copies of Hub tensors under native names."""
     config: Any = base.config
     table = weights_map.table_of(architecture_of(config.to_hub()["model_type"]).model_type, config)
     native: dict[str, Tensor] = {}
@@ -70,25 +68,37 @@ def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, T
         assert match is not None
         _, row, indices = match
         values = (getattr(config, row.operation.setting),) if row.operation.setting else ()
-        names = row.names("native", indices)
-        native |= dict(zip(names, row.operation.to_native([tensor], *values), strict=True))
+        native |= dict(zip(row.names("native", indices), row.operation.to_native([tensor], *values), strict=True))
+    return native
+
+
+def adapted_config(base: LanguageModel, native: Mapping[str, Tensor]) -> ModelConfig:
+    """The config of a model with trained copies: a tied head with a copy is untied, as in PEFT."""
+    known = {name for name, _ in base.named_modules()}
+    if all(name.rpartition(".")[0] in known for name in native):
+        return base.config
+    config: ModelConfig = changed(base.config, {"tie_word_embeddings": False})
+    return config
+
+
+def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, Tensor]) -> None:
+    """Replace the tensors that have trained copies."""
+    native = native_saved(base, saved)
     like = next(base.parameters())
-    known = {name for name, _ in model.named_modules()}
-    missing = {name for name in native if name.rpartition(".")[0] not in known}
-    if missing:
-        model.config = changed(config, {"tie_word_embeddings": False})
-        fresh = skeleton(type(base), model.config)
-        for path in sorted({name.rpartition(".")[0] for name in missing}):
+    model.config = adapted_config(base, native)
+    if model.config is not base.config:
+        fresh, known = skeleton(type(base), model.config), {name for name, _ in model.named_modules()}
+        for path in sorted({name.rpartition(".")[0] for name in native} - known):
             replace_module(model, path, fresh.get_submodule(path))
     for name, tensor in native.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         if leaf not in module._parameters:
-            module = untied_layer(model, path, module, like)
+            module = plain_layer(model, path, module)
         module._parameters[leaf] = nn.Parameter(tensor.to(like.device, like.dtype).contiguous())
 
 
-def untied_layer(model: LanguageModel, path: str, module: Any, like: Tensor) -> nn.Module:
+def plain_layer(model: LanguageModel, path: str, module: Any) -> nn.Module:
     """Replace a quantized layer by a plain one, for its trained copy."""
     rows, columns = module.shape
     if hasattr(module, "bias"):

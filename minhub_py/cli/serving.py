@@ -1,6 +1,6 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from minhub_py.system.spelling import setting
 
 if TYPE_CHECKING:
     from minhub_py.serve.engine_thread import EngineThread
+    from minhub_py.serve.models import ServedModel
 
 DEFAULT_CONTEXT = 4096
 
@@ -43,12 +44,15 @@ DEFAULT_CONTEXT = 4096
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
 @click.option("--cache-size", type=Bytes(), default="10GB", show_default=True,
               help="Maximum size of --cache-dir; the least recently used prefixes are deleted.")  # fmt: skip
+@click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH",
+              help="Also serve MODEL with this LoRA adapter, a folder or a repository, as the model NAME; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
     context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int, log: bool,
-    revision: str, device: str, dtype: str, quantize: str | None,
+    adapters: tuple[str, ...], revision: str, device: str, dtype: str, quantize: str | None,
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -58,6 +62,8 @@ def serve(
     \b
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
       curl http://127.0.0.1:8080/v1/models
+
+    Adapters share the weights of MODEL. Requests name an adapter as NAME or as MODEL+NAME.
 
     A text encoder answers embeddings (/v1/embeddings, /api/embed), and a cross-encoder /v1/rerank.
 
@@ -72,9 +78,10 @@ def serve(
     if api_key == "":
         raise click.UsageError("--api-key is empty: give a key, or remove the option.")
     check_host(host, api_key)
+    named = parse_adapters(adapters, models)
     run(
-        models, lambda name: load_served(name, revision, device, dtype, quantize), host=host, port=port, key=api_key,
-        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep,
+        models, lambda name: load_served(name, revision, device, dtype, quantize, named), host=host, port=port,
+        key=api_key, origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep,
         cache_dir=cache_dir, cache_size=cache_size, log=log,
     )  # fmt: skip
 
@@ -89,11 +96,28 @@ def check_host(host: str, key: str | None) -> None:
         )
 
 
-def load_served(name: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any, Any]:
-    """A model, its tokenizer and its chat template."""
+def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """The path of each adapter by its name. UsageError: a text is not NAME=PATH, or a name is not unique."""
+    if texts and len(models) > 1:
+        raise click.UsageError("--adapter needs one MODEL: serve the other models on another port.")
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, sign, path = text.partition("=")
+        if not (name and sign and path) or "+" in name:
+            raise click.UsageError(f"--adapter {text}: use NAME=PATH, such as codes=runs/codes.")
+        if name in adapters or name == name_of(models[0]):
+            raise click.UsageError(f"--adapter {text}: another model has the name {name}; choose another name.")
+        adapters[name] = path
+    return adapters
+
+
+def load_served(
+    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+) -> tuple[Any, Any, Any]:
+    """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
@@ -108,7 +132,7 @@ def run(
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.models import Models, ServedModel
+    from minhub_py.serve.models import Models
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
     from minhub_py.serve.server import Server, is_local
@@ -120,20 +144,32 @@ def run(
     served: list[ServedModel] = []
     try:
         for identifier, name in zip(identifiers, names, strict=True):
-            model, tokenizer, template = load(identifier)
-            engine = engine_for(
-                model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep, cache_dir=cache_dir,
-                cache_size=cache_size,
+            served += served_models(
+                name, *load(identifier), seconds, rows=rows, context=context, waiting=waiting, keep=keep,
+                cache_dir=cache_dir, cache_size=cache_size,
             )  # fmt: skip
-            served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
-            if template.note and served[-1].task == "completion":
-                note(f"Note: {name} has {template.note}")
+            if served[-1].template.note and served[-1].task == "completion":
+                note(f"Note: {name} has {served[-1].template.note}")
         server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)
-        run_server(server, listener, lambda: say(f"minhub serves {', '.join(names)} on {address_of(listener)}"))
+        titles = ", ".join(entry.name for entry in served)
+        run_server(server, listener, lambda: say(f"minhub serves {titles} on {address_of(listener)}"))
     finally:
         listener.close()
         for entry in served:
             entry.engine.close()
+
+
+def served_models(
+    name: str, model: Any, tokenizer: Any, template: Any, seconds: float, **settings: Any
+) -> "Iterator[ServedModel]":
+    """A model, and the model with each of its adapters. settings: of `engine_for`."""
+    from minhub_py.serve.models import ServedModel
+
+    for adapter in (None, *model.adapters):
+        network, title = model.adapter(adapter), name if adapter is None else adapter
+        engine = engine_for(network, tokenizer, title, **settings)
+        parent = None if adapter is None else name
+        yield ServedModel(title, network, tokenizer, template, engine, seconds, parent=parent)
 
 
 def engine_for(

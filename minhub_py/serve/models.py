@@ -38,6 +38,8 @@ MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 class ServedModel:
     """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
 
+    parent: the name of the model without the adapter, for a model with an adapter.
+
     The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
@@ -50,6 +52,7 @@ class ServedModel:
     engine: EngineThread[Any]
     timeout: float
     created: int = field(default_factory=lambda: int(time.time()))
+    parent: str | None = None
 
     def __post_init__(self) -> None:
         self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
@@ -63,6 +66,12 @@ class ServedModel:
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
         self.max_characters = self.engine.max_length * longest
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may use: Ollama adds ":latest"; an adapter is also MODEL+NAME."""
+        adapter = () if self.parent is None else (f"{self.parent}+{self.name}",)
+        return (self.name, f"{self.name}:latest", *adapter)
 
     @property
     def is_encoder(self) -> bool:
@@ -187,7 +196,7 @@ class Models:
         self.all = list(models)
 
     def find(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """The model with this name, also with Ollama's suffix ":latest".
+        """The model with this name; see `ServedModel.names`.
 
         task: the task of the request. Without a name, the first model for this task is used.
         RequestError: the name is unknown, or the model does not support the task.
@@ -195,7 +204,7 @@ class Models:
         if not name:
             served = next((served for served in self.all if task in (None, served.task)), self.all[0])
         else:
-            found = [served for served in self.all if name in (served.name, f"{served.name}:latest")]
+            found = [served for served in self.all if name in served.names]
             if not found:
                 names = ", ".join(served.name for served in self.all)
                 raise RequestError(

@@ -50,7 +50,8 @@ def describe(served: ServedModel) -> dict[str, Any]:
     generation = (
         {} if served.task != "completion" else {"default_sampling": served.sampling, "note": served.template.note}
     )
-    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
+    parent = {} if served.parent is None else {"parent": served.parent}  # as in vLLM
+    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub", **parent,
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
                      "size": served.bytes, "capabilities": [served.task], **generation}}  # fmt: skip
 
