@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from minhub_py.registry import ENTRIES
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
+    from minhub_py.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -66,6 +67,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
+    "save_adapter": "adapters.attach",
     "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",

@@ -1,7 +1,7 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,9 @@ DEFAULT_CONTEXT = 4096
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
 @click.option("--cache-size", type=Bytes(), default="10GB", show_default=True,
               help="Maximum size of --cache-dir; the least recently used prefixes are deleted.")  # fmt: skip
+@click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH",
+              help="Also serve MODEL with this LoRA adapter, a folder or a repository, as the model NAME; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--cached", is_flag=True, help="Also serve the models in the local cache: a request loads its model.")
 @click.option("--allow-pull", is_flag=True,
               help="Clients may download and delete models; includes --cached.")  # fmt: skip
@@ -61,9 +64,9 @@ DEFAULT_CONTEXT = 4096
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int, cached: bool,
-    allow_pull: bool, max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool,
-    revision: str, device: str, dtype: str, quantize: str | None,
+    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
+    adapters: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None, max_memory: int | None,
+    keep_alive: float | None, log: bool, revision: str, device: str, dtype: str, quantize: str | None,
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -73,6 +76,8 @@ def serve(
     \b
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
       curl http://127.0.0.1:8080/v1/models
+
+    Adapters share the weights of MODEL. Requests name an adapter as NAME or as MODEL+NAME.
 
     A text encoder answers embeddings (/v1/embeddings, /api/embed), and a cross-encoder /v1/rerank.
 
@@ -100,27 +105,27 @@ def serve(
     from minhub_py.serve.models import ServedModel
     from minhub_py.serve.server import Server, is_local
 
-    def load(identifier: str) -> ServedModel:
-        model, tokenizer, template = load_served(identifier, revision, device, dtype, quantize)
-        name = name_of(identifier)
-        engine = engine_for(
-            model, tokenizer, name, rows=rows, context=context, waiting=queue, keep=keep, cache_dir=cache_dir,
-            cache_size=cache_size,
-        )  # fmt: skip
-        try:
-            return ServedModel(name, model, tokenizer, template, engine, timeout)
-        except ValueError:
-            engine.close()
-            raise
+    named = parse_adapters(adapters, models)
+
+    def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
+        loaded = load_served(identifier, revision, device, dtype, quantize, adapters)
+        return list(served_models(
+            name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
+            cache_dir=cache_dir, cache_size=cache_size,
+        ))  # fmt: skip
+
+    def load_one(identifier: str) -> ServedModel:
+        [served] = load(identifier, {})
+        return served
 
     catalog = Models(
-        cached=(lambda: sources_in_cache(load)) if cached else dict, max_models=max_models or max(3, len(models)),
+        cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
         max_memory=max_memory, keep_alive=keep_alive, timeout=timeout,
     )  # fmt: skip
     server = Server(
         catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
     )  # fmt: skip
-    run(server, models, load, host, port)
+    run(server, models, lambda identifier: load(identifier, named), host, port)
 
 
 def check_host(host: str, key: str | None) -> None:
@@ -133,16 +138,33 @@ def check_host(host: str, key: str | None) -> None:
         )
 
 
-def load_served(name: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any, Any]:
-    """A model, its tokenizer and its chat template."""
+def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """The path of each adapter by its name. UsageError: a text is not NAME=PATH, or a name is not unique."""
+    if texts and len(models) > 1:
+        raise click.UsageError("--adapter needs one MODEL: serve the other models on another port.")
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, sign, path = text.partition("=")
+        if not (name and sign and path) or "+" in name:
+            raise click.UsageError(f"--adapter {text}: use NAME=PATH, such as codes=runs/codes.")
+        if name in adapters or name == name_of(models[0]):
+            raise click.UsageError(f"--adapter {text}: another model has the name {name}; choose another name.")
+        adapters[name] = path
+    return adapters
+
+
+def load_served(
+    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+) -> tuple[Any, Any, Any]:
+    """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
 def run(
-    server: "Server", identifiers: Sequence[str], load: "Callable[[str], ServedModel]", host: str, port: int
+    server: "Server", identifiers: Sequence[str], load: "Callable[[str], list[ServedModel]]", host: str, port: int
 ) -> None:
     """Load the models `identifiers`, and serve until a signal.
 
@@ -160,11 +182,13 @@ def run(
     listener = bind(host, port)  # before the models are loaded, which takes longer
     try:
         for identifier in identifiers:
-            served = load(identifier)
-            server.models.add(served, Source(partial(load, identifier), served.bytes, served.task))
-            if served.template.note and served.task == "completion":
-                note(f"Note: {served.name} has {served.template.note}")
-        subject = ", ".join(names) or "the models in the local cache"
+            loaded = load(identifier)
+            for served in loaded:  # a model with adapters shares its weights with them: it is not unloaded
+                source = Source(lambda name=identifier: load(name)[0], served.bytes, served.task)  # type: ignore[misc]
+                server.models.add(served, source if len(loaded) == 1 else None)
+            if loaded[0].template.note and loaded[0].task == "completion":
+                note(f"Note: {loaded[0].name} has {loaded[0].template.note}")
+        subject = ", ".join(server.models.entries) or "the models in the local cache"
         run_server(server, listener, lambda: say(f"minhub serves {subject} on {address_of(listener)}"))
     finally:
         listener.close()
@@ -203,6 +227,23 @@ def task_of(path: Path) -> "Task | None":
     if not architecture.Model.encoder_only:
         return "completion"
     return "rerank" if "SequenceClassification" in str(config.get("architectures")) else "embedding"
+
+
+def served_models(
+    name: str, model: Any, tokenizer: Any, template: Any, seconds: float, **settings: Any
+) -> "Iterator[ServedModel]":
+    """A model, and the model with each of its adapters. settings: of `engine_for`."""
+    from minhub_py.serve.models import ServedModel
+
+    for adapter in (None, *model.adapters):
+        network, title = model.adapter(adapter), name if adapter is None else adapter
+        engine = engine_for(network, tokenizer, title, **settings)
+        parent = None if adapter is None else name
+        try:
+            yield ServedModel(title, network, tokenizer, template, engine, seconds, parent=parent)
+        except ValueError:
+            engine.close()
+            raise
 
 
 def engine_for(

@@ -67,6 +67,8 @@ class NativeRunner(TorchRunner):
         if model.new_cache(1, 1).dtype not in FLOATS:
             raise UnsupportedError("keys and values in float64")
         self.buffers = self._new_buffers(MAX_TOKENS)
+        has_adapter = any(operation.low_a.data for operation in [*(self.encoder or ()), *operations])
+        self.low = zeros((MAX_TOKENS if has_adapter else 0, program.width), torch.float32, CPU)
         self.codes = self._new_codes()
         # dtype and device are explicit: the C code does not know PyTorch's defaults.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
@@ -157,7 +159,7 @@ class NativeRunner(TorchRunner):
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=buffers[0].data_ptr(), h=buffers[1].data_ptr(), g=buffers[2].data_ptr(),
-            saved=buffers[3].data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
+            saved=buffers[3].data_ptr(), low=self.low.data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
             scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
 

@@ -95,6 +95,29 @@ class LanguageModel(nn.Module):
     generation_config: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
     embedding_settings: Any = None
+    # Models with an adapter that share this model's weights, by name.
+    adapters: Mapping[str, "LanguageModel"] = MappingProxyType({})
+    # Of a model with an adapter: the adapter (adapters/files.py).
+    attached: Any = None
+    _base: "tuple[LanguageModel, ...]" = ()  # a tuple, so that the base is not a submodule
+
+    @property
+    def base(self) -> "LanguageModel | None":
+        """The model without its adapter; None for a model without an adapter."""
+        return self._base[0] if self._base else None
+
+    def adapter(self, name: str | None) -> "LanguageModel":
+        """The model with the adapter `name`, or with None the model without an adapter. Weights are shared.
+
+        Raises:
+            KeyError: There is no adapter with this name.
+        """
+        base = self.base or self
+        if name is None:
+            return base
+        if name not in base.adapters:
+            raise KeyError(f"there is no adapter {name!r}: available are {', '.join(base.adapters) or 'none'}")
+        return base.adapters[name]
 
     @property
     def decoder_start(self) -> int | None:

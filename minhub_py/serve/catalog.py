@@ -119,7 +119,7 @@ class Models:
         return list(self.entries.values())
 
     async def find(self, name: str | None, task: Task | None = None) -> Entry:
-        """The model with this name, also with Ollama's suffix ":latest"; it need not be loaded.
+        """The model with this name, see `ServedModel.names`; it need not be loaded.
 
         task: the task of the request. Without a name, the first model for this task is used.
         RequestError: the name is unknown, or the model does not support the task.
@@ -138,7 +138,9 @@ class Models:
         return entry
 
     def _named(self, name: str) -> Entry | None:
-        return self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
+        entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
+        loaded = [other for other in self.entries.values() if other.served is not None and name in other.served.names]
+        return entry or next(iter(loaded), None)
 
     async def _named_in_cache(self, name: str) -> Entry:
         await self._discover()

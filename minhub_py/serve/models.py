@@ -39,6 +39,8 @@ MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 class ServedModel:
     """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
 
+    parent: the name of the model without the adapter, for a model with an adapter.
+
     The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
@@ -51,6 +53,7 @@ class ServedModel:
     engine: EngineThread[Any]
     timeout: float
     created: int = field(default_factory=lambda: int(time.time()))
+    parent: str | None = None
 
     def __post_init__(self) -> None:
         self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
@@ -70,6 +73,12 @@ class ServedModel:
         self.engine.close()
         for workers in (self.texts, self.schemas, self.embeddings):
             workers.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may use: Ollama adds ":latest"; an adapter is also MODEL+NAME."""
+        adapter = () if self.parent is None else (f"{self.parent}+{self.name}",)
+        return (self.name, f"{self.name}:latest", *adapter)
 
     @property
     def is_encoder(self) -> bool:

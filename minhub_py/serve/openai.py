@@ -57,8 +57,9 @@ def describe(entry: Entry) -> dict[str, Any]:
         meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
         if entry.task == "completion":
             meta |= {"default_sampling": served.sampling, "note": served.template.note}
+    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}  # as in vLLM
     return {"id": entry.name, "object": "model", "created": served.created if served else 0, "owned_by": "minhub",
-            "status": status, "meta": meta}  # fmt: skip
+            **parent, "status": status, "meta": meta}  # fmt: skip
 
 
 # Chat completions

@@ -69,6 +69,8 @@ typedef struct {
                               convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
+    matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
+                             rank), whose product is added to the layer before the bias; NULL: none */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
                              for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
@@ -113,6 +115,7 @@ typedef struct {
     int64_t output_count;
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved; /* buffers (tokens, width) */
+    float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
     float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */

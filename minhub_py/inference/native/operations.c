@@ -66,6 +66,17 @@ static void multiply(const task *t, int64_t begin, int64_t end, float *out, int6
     t->kernel(&p);
 }
 
+/* Adds the product of an adapter to outputs of a chunk. sums: a buffer (tokens, end - begin). */
+static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float *sums, int thread) {
+    const int64_t n = end - begin;
+    const product p = {.weight = &t->op->low_b, .begin = begin, .end = end, .inputs = t->c->low,
+                       .input_stride = t->c->width, .outputs = sums, .output_stride = n, .tokens = t->tokens,
+                       .workspace = workspace(t->c, thread)};
+    kernels.linear(&p);
+    for (int64_t m = 0; m < t->tokens; m++)
+        for (int64_t i = 0; i < n; i++) out[m * stride + i] += sums[m * n + i];
+}
+
 static void linear_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const matrix *w = &t->op->weight;
@@ -74,6 +85,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
         multiply(t, begin, end, t->out + begin, stride, thread);
+        if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, stride, scratch(t->c, thread), thread);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -88,6 +100,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
     }
+    if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
 
 /* The kernel for a product. The thresholds are measured; integer kernels have bitwise the same results. */
@@ -110,6 +123,10 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         linear(op, c, in, out, MAX_TOKENS, alone);
         in += MAX_TOKENS * c->width;
         out += MAX_TOKENS * c->width;
+    }
+    if (op->low_a.data) {
+        const operation part = {.kind = LINEAR, .weight = op->low_a};
+        linear(&part, c, in, c->low, tokens, alone);
     }
     linear_kernel *kernel = select_kernel(w, tokens);
     const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
