@@ -141,6 +141,14 @@ def test_the_extra_r_works_with_the_r_that_most_have() -> None:
     assert f'r = ["rpy2-rinterface{rpy2_range((4, 2, 2))}"]' in project
 
 
+def test_uvx_and_pipx_find_a_command_with_the_name_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    scripts = dict(
+        re.findall(r'^(\w+) = "(minhub_py\.[\w.:]+)"', project.partition("[project.scripts]")[2], re.MULTILINE)
+    )
+    assert scripts["minhub_py"] == scripts["minhub"] == "minhub_py.cli.main:main"
+
+
 def test_the_citation_is_of_this_version() -> None:
     lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {minhub_py.__version__}" in lines
