@@ -56,13 +56,14 @@ class NativeEncoder(NativeRunner):
             self.buffers = self._new_buffers(count)
         if self.program.angles:
             self.program.update_angles(max(lengths), self.operations)
-        # Keys and values, of each layer with causal attention, and otherwise reused by each layer.
+        # Keys and values of layers with causal attention.
         shape = (len(texts), self.kv_heads, max(lengths), self.head_size)
         keys_values = [
             [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)] for _ in range(self.program.layers)
         ]
         result = torch.empty(count, self.size, dtype=torch.float32, device=CPU)
-        call = self._new_call(keys_values, self.dtype, self.buffers)
+        workspace = self.text_workspace(max(lengths))
+        call = self._new_call(keys_values, self.dtype, self.buffers, workspace)
         call.tokens = call.output_count = count
         call.ids = integers([id for ids in texts for id in ids])
         call.rows = integers([row for row, length in enumerate(lengths) for _ in range(length)])
