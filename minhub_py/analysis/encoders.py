@@ -1,7 +1,8 @@
 """Texts and pairs of texts through an encoder: token IDs, hidden states, and text embeddings."""
 
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer
-from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, encoder_runner
+from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
 from minhub_py.models.base import Classifier, Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Input:
     """The token IDs of a text or a pair, with special tokens, and their token types.
 
@@ -25,11 +26,15 @@ class Input:
     encoding: the tokenizer's encoding of the text without special tokens, if requested.
     """
 
-    ids: list[int]
-    types: list[int]
+    ids: Sequence[int]
+    types: Sequence[int]
     prompt: int = 0
     removed: int = 0
     encoding: Any = None
+
+    def packed(self) -> "Input":
+        """A copy in arrays, which take a tenth of the memory of lists."""
+        return replace(self, ids=array("i", self.ids), types=bytes(self.types))
 
 
 def inputs_of(
@@ -120,9 +125,9 @@ def truncate(first: Any, second: Any, room: int, only_first: bool) -> None:
 @torch.inference_mode()
 def hidden_states(model: Encoder, inputs: Sequence[Input]) -> Iterator[tuple[int, Tensor]]:
     """(index, hidden states (T, C), float32) of each input, the longest first."""
-    runner = encoder_runner(model)
-    for batch in batches([len(row.ids) for row in inputs]):
-        yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
+    with borrowed_runner(model) as runner:
+        for batch in batches([len(row.ids) for row in inputs]):
+            yield from zip(batch, run(runner, model, [inputs[i] for i in batch]), strict=True)
 
 
 def run(runner: EncoderRunner, model: Encoder, inputs: Sequence[Input]) -> Sequence[Tensor]:
@@ -177,12 +182,12 @@ def pooled(x: Tensor, settings: EmbeddingSettings, prompt: int = 0) -> Tensor:
 
 
 def finished(x: Tensor, settings: EmbeddingSettings, dimensions: int | None, normalize: bool | None) -> Tensor:
-    """Embeddings (N, C'') after the dense layers, normalization and truncation to `dimensions`."""
+    """Embeddings (N, C'') after dense layers, normalization and `dimensions`; overwrites x if possible."""
     for dense in settings.dense:
         x = dense(x)
     if settings.normalize:
-        x = F.normalize(x, dim=1, eps=1e-12)
+        F.normalize(x, dim=1, eps=1e-12, out=x)
     dimensions = settings.dimensions if dimensions is None else dimensions
     if dimensions is not None and dimensions < x.size(1):
-        x = x[:, :dimensions]
-    return F.normalize(x, dim=1, eps=1e-12) if normalize else x
+        x = x[:, :dimensions].clone()
+    return F.normalize(x, dim=1, eps=1e-12, out=x) if normalize else x
