@@ -140,7 +140,7 @@ def embeddings_of_inputs(
     if not isinstance(model, Encoder):
         size, states = hidden_states_of_decoder(model, rows, layer)
     else:
-        size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+        size = model.size
         states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
     no_pooling = settings.pooling == ("none",)
     matrices = [torch.empty(0, size)] * len(texts) if no_pooling else []

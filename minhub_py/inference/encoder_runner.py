@@ -41,6 +41,8 @@ class NativeEncoder(NativeRunner):
     def __init__(self, model: Encoder) -> None:
         """UnsupportedError: the reason why only `forward` can compute."""
         super().__init__(model)
+        if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
+            raise UnsupportedError("a recurrent state of texts without padding")
         self.size = self.operations[-1].weight.columns
         self.encoder_model = model
         self.pad: int | None = getattr(model.config, "uncounted_token", None)

@@ -124,3 +124,30 @@ def test_100_000_texts_need_little_more_memory_than_their_vectors(wide_encoder: 
     count = 100_000
     [grown] = growths(MANY_TEXTS, wide_encoder, count)
     assert grown["VmHWM"] < 4 * 384 * count + 60 * MB, grown
+
+
+FILE_OF_TEXTS = """
+from minhub_py.cli.main import main
+folder, file = Path(sys.argv[1]), Path(sys.argv[2])
+for count in (1_000, 100_000):
+    with (file / f"{count}.csv").open("w") as texts:
+        texts.write("text\\n" + "\\n".join(f"w{i % 40} w{i % 7} w{i % 11}" for i in range(count)) + "\\n")
+for kind in ("npy", "parquet"):
+    for count in (1_000, 100_000):
+        out = file / f"{count}.{kind}"
+        main(["embed", str(folder), str(file / f"{count}.csv"), "--out", str(out)], standalone_mode=False)
+        tell()
+        assert out.stat().st_size > 4 * 384 * count * 0.8
+        out.unlink()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+def test_memory_is_constant_for_embeddings_of_100_000_rows(wide_encoder: Path, tmp_path: Path) -> None:
+    """The vectors of 100,000 rows take 154 MB. A row group of a .parquet file waits in memory."""
+    npy, more_npy, parquet, more_parquet = growths(FILE_OF_TEXTS, wide_encoder, tmp_path)
+    print(npy, more_npy, parquet, more_parquet)
+    assert more_npy["VmHWM"] < 40 * MB
+    assert more_parquet["VmHWM"] < 60 * MB
