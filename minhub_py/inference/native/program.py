@@ -74,13 +74,13 @@ class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
     references: tensors whose memory the operations point to.    width: the largest number of values of a token.
-    angles: rotation table of each Rope, a row per position.
+    angles: rotation table of each Rope, a row per position.    text_head_size: largest head of bidirectional attention.
     """
 
     def __init__(self) -> None:
         self.references: list[Tensor] = []
         self.angles: dict[Rope, Tensor] = {}
-        self.outputs = self.width = self.layers = 0
+        self.outputs = self.width = self.layers = self.text_head_size = 0
 
     def translate(self, steps: Iterable[Step]) -> Any:
         """An array of operations."""
@@ -188,7 +188,7 @@ class Program:
         size = self.head_size(step)
         operation = Operation(
             kind=KINDS["attend"], flags=0 if step.causal else BIDIRECTIONAL, bias=self.floats(step.sinks),
-            layer=self.layers if step.causal else 0,
+            layer=self.layers,
         )  # fmt: skip
         operation.attend = AttendParameters(
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
@@ -200,7 +200,10 @@ class Program:
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
-        self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
+        if step.causal:
+            self.layers += 1
+        else:
+            self.text_head_size = max(self.text_head_size, size)
         return operation
 
     def cross_attend(self, step: CrossAttend) -> Operation:
