@@ -243,7 +243,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
 
 def check_separators(job: Job, inputs: Sequence[Source]) -> None:
     """Check that no text has white space next to a --sep of white space. ValueError: a row does."""
-    from minhub_py.analysis.surprisal import check_joint
+    from minhub_py.analysis.segments import check_joint
 
     if (sep := (job.settings or {}).get("sep")) is None:
         return

@@ -390,7 +390,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "score": 3,
         "serve": 1,
         "train": 2,
-        "words": 3,
+        "words": 4,
     }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
