@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.masked import masked_tokens as masked_tokens
     from minhub_py.analysis.masked import pseudo_logprobs as pseudo_logprobs
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.minimal_pairs import minimal_pairs as minimal_pairs
     from minhub_py.analysis.patching import patching as patching
     from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
@@ -124,6 +125,7 @@ _HOMES = {
     "agreement": "analysis.agreement",
     "choose_for_coding": "analysis.estimate",
     "estimate": "analysis.estimate",
+    "minimal_pairs": "analysis.minimal_pairs",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
     "activations": "analysis.activations",

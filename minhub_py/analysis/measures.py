@@ -12,7 +12,7 @@ Both methods compute B from the logits of the same pass. They differ in the toke
     "oh"        tokens that begin with the mark. The first word of a text has no B(f).
 
 The last word of a text has B(l + 1), computed at the position after the text. If the tokenizer marks the first word,
-too, its B(f) is computed like that of other words.
+too, its B(f) is computed as for other words.
 
 Sources
     Pimentel & Meister (2024), "How to Compute the Probability of a Word", and their package wordsprobability 0.17,
@@ -145,8 +145,8 @@ def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundari
     marked = max(by_mark.values(), key=len)
     if len(marked) < MIN_TOKENS:
         raise ValueError(
-            "correct needs a tokenizer whose tokens mark the beginning of a word, such as GPT-2's or Llama's, and this "
-            "tokenizer has no such tokens: leave correct unset"
+            "correct needs a tokenizer whose tokens mark the beginning of a word, as GPT-2's or Llama's do, but this "
+            "tokenizer does not: leave correct unset"
         )
     if method == "oh":
         return Boundaries(frozenset(marked), frozenset(plain.values()), sorted(marked), [])
@@ -166,7 +166,7 @@ def correction(
     values: Mapping[str, Any], slots: Any, ids: Sequence[Sequence[int]], token_rows: Sequence[Sequence[int]],
     count: int, boundaries: Boundaries,
 ) -> Any:  # fmt: skip
-    """What the boundaries add to the log-probability of each row.
+    """The change of the log-probability of each row.
 
     Args:
         values: log B at each position of each text and after it, by name of `Boundaries.measures`.

@@ -180,6 +180,21 @@ def word_measures(settings: Mapping[str, Any]) -> list[Column]:
     return [Column(name, "float64") for name in measures_of(**requested).columns]
 
 
+def pairs(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None) -> list[Results]:
+    """The log-probabilities of the two sentences of each pair, and whether the first is larger (1 or 0)."""
+    from minhub_py.analysis.minimal_pairs import sentence_logprobs
+
+    if model.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
+    sentences = [text.text for text in texts] + [text.extra for text in texts]
+    logprobs = sentence_logprobs(model, tokenizer, sentences, bos)
+    results: list[Results] = []
+    for good, bad in zip(logprobs[: len(texts)], logprobs[len(texts) :], strict=True):
+        values = {"logprob_good": good, "logprob_bad": bad, "difference": good - bad, "correct": int(good > bad)}
+        results.append([] if math.isnan(good - bad) else [values])
+    return results
+
+
 def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
     """The embedding of each text. Numbers have the fewest digits that identify a float32 value."""
     from minhub_py.analysis.embeddings import embed as embed_texts
@@ -327,6 +342,10 @@ WORD_VALUES = (
     Column("tokens", "int64"), Column("logprob", "float64"), Column("surprisal", "float64"),
     Column("entropy", "float64"),
 )  # fmt: skip
+PAIRS = (
+    Column("logprob_good", "float64"), Column("logprob_bad", "float64"), Column("difference", "float64"),
+    Column("correct", "int64"),
+)  # fmt: skip
 MASKED = (
     Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
 )  # fmt: skip
@@ -344,6 +363,7 @@ TASKS: Mapping[str, Task] = {
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
     "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures),
+    "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target"),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
     "classify": Task(
         classify,

@@ -105,7 +105,7 @@ def test_correction_is_refused_where_words_have_no_boundary(model) -> None:
         word_logprobs(model, TOKENIZER, WORDS, correct="levy")
     letters = characters("abcdefghijklmnopqrstuvwxyz ")
     other = lstm(vocab_size=27, embedding_size=8, hidden_size=8, num_layers=1).eval()
-    with pytest.raises(ValueError, match="tokenizer has no such tokens: leave correct unset"):
+    with pytest.raises(ValueError, match="tokenizer does not: leave correct unset"):
         word_logprobs(other, letters, ["ab", "cd"], correct="pimentel")
 
 

@@ -385,6 +385,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "embed": 2,
         "entities": 2,
         "masked": 2,
+        "pairs": 3,
         "pll": 2,
         "rerank": 2,
         "score": 3,
