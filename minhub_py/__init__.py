@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
+    from minhub_py.jobs.replay import replay as replay
     from minhub_py.pretrained import from_pretrained as from_pretrained
     from minhub_py.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
@@ -135,6 +136,7 @@ _HOMES = {
     "patching": "analysis.patching",
     "attribution": "analysis.attribution",
     "head_scores": "analysis.heads",
+    "replay": "jobs.replay",
     "Chat": "chat.conversation",
     "devices": "system.device",
     "train": "training",

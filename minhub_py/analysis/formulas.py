@@ -86,7 +86,7 @@ class Parser:
         if not self.tokens or self.tokens[0][0] in "()<>=&|+-":
             raise self.error()
         token = self.tokens.pop(0)
-        return number(sign * float(token[0])) if len(token) == 1 else region(*token, sign)
+        return number(sign * float(token[0])) if len(token) == 1 else region(token[0], token[1], sign)
 
 
 def number(value: float) -> Formula:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PHENOMENA = ("UID", "phenomenon", "linguistics_term", "field")  # of BLiMP's files and of similar files
 GOOD, BAD = "sentence_good", "sentence_bad"
-METRICS = {
+METRICS: dict[str, Any] = {
     "sum": np.sum,
     "all": np.sum,
     "mean": np.mean,

@@ -91,11 +91,11 @@ def pair_results(
     by: str | None, bos: bool | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run the job, and return the accuracies in its output."""
-    from minhub_py.jobs import job
+    from minhub_py.jobs.arguments import Job
 
     with TemporaryDirectory(prefix="minhub-") as folder:
         out = settings["out"] or Path(folder) / "out.jsonl"
-        call = job.Job(
+        call = Job(
             "pairs", model, files, settings={"bos": bos}, loading=loading, extra_columns=[bad],
             **{**settings, "out": out},
         )  # fmt: skip

@@ -387,6 +387,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "masked": 2,
         "pairs": 3,
         "pll": 2,
+        "replay": 2,
         "rerank": 2,
         "score": 3,
         "serve": 1,

@@ -59,6 +59,9 @@
 #'   the end of the job, the same call returns its stored result. Only one session
 #'   at a time can use a file. A file belongs to the weights of the model, whose
 #'   files are hashed once (about one second per GB).
+#' @param manifest The path of a .json file that describes the job, for
+#'   [minhub_replay()]. The input and the results are stored beside it, in
+#'   `NAME-input.jsonl` and `NAME-output.jsonl`.
 #' @param contexts,targets Character vectors of equal length. Or `contexts` is a
 #'   data frame with the columns `context` and `target`.
 #' @returns For vectors, a numeric vector of log-probabilities (natural log), in
@@ -97,7 +100,7 @@
 #' @export
 word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", word_n = NULL, sep = " ",
                           ignore_regex = NULL, bos = NULL, correct = NULL, renyi = NULL, premise = NULL, lags = 0,
-                          tokenizer = NULL, resume = NULL) {
+                          tokenizer = NULL, resume = NULL, manifest = NULL) {
   model <- check_model(model)
   job <- list(words = check_words(x, words, "x"))
   n <- length(job$words)
@@ -108,11 +111,26 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   settings <- word_settings(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise)
   settings$lags <- whole_number(lags)
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
+  if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
   result <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, on_event) {
     part <- lapply(job, `[`, rows)
     do.call(ask, c(list("word_logprobs", model = model), part, settings, list(on_event = on_event)))
   })
   with_columns(x, result, job$words)
+}
+
+# The results of a job with a manifest. The rows of a text are adjacent in its input.
+word_job <- function(model, job, texts, settings, manifest, resume) {
+  if (!is.null(job$context)) fail("manifest does not support context: make it the first words of each text")
+  if (!is.null(settings$ignored)) fail("manifest does not support ignore_regex: use minhub words --ignore-regex")
+  order <- if (is.null(job$word_n)) order(texts) else order(texts, job$word_n)
+  given <- c(settings[c("sep", "bos", "correct", "renyi", "premise", "lags")], ignore_regex = "")
+  data <- list(text = texts[order], word = job$words[order])
+  columns <- run_job(model, manifest, "words_by", data, given, "word", "text", settings$tokenizer, resume)
+  columns$tokens <- as.integer(ifelse(is.na(columns$tokens), 0L, columns$tokens))
+  result <- as.data.frame(columns, optional = TRUE)[order(order), , drop = FALSE]
+  rownames(result) <- NULL
+  result
 }
 
 #' @rdname word_logprobs
