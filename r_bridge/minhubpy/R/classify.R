@@ -61,6 +61,11 @@ label_texts <- function(name, model, input, texts, settings, resume, ...) {
     part$frame$label <- factor(part$frame$label, part$labels)
     part$frame
   }, size = TEXTS_OF_PART)
+  with_labels(input, result)
+}
+
+# Adds labels to the data frame of the texts, or names their rows.
+with_labels <- function(input, result) {
   if (is.data.frame(input)) return(add_columns(input, result))
   if (!is.null(names(input))) rownames(result) <- make.unique(ifelse(is.na(names(input)), "", names(input)))
   result
