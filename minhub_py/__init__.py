@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from minhub_py.registry import ENTRIES
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
+    from minhub_py.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.masked import masked_tokens as masked_tokens
     from minhub_py.analysis.masked import pseudo_logprobs as pseudo_logprobs
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.minimal_pairs import minimal_pairs as minimal_pairs
     from minhub_py.analysis.patching import patching as patching
     from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
@@ -53,6 +55,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
+    from minhub_py.jobs.replay import replay as replay
     from minhub_py.pretrained import from_pretrained as from_pretrained
     from minhub_py.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
@@ -66,6 +69,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
+    "save_adapter": "adapters.attach",
     "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
@@ -88,6 +92,7 @@ _HOMES = {
     "agreement": "analysis.agreement",
     "choose_for_coding": "analysis.estimate",
     "estimate": "analysis.estimate",
+    "minimal_pairs": "analysis.minimal_pairs",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
     "activations": "analysis.activations",
@@ -97,6 +102,7 @@ _HOMES = {
     "patching": "analysis.patching",
     "attribution": "analysis.attribution",
     "head_scores": "analysis.heads",
+    "replay": "jobs.replay",
     "Chat": "chat.conversation",
     "complete": "chat.completion",
     "Reply": "chat.conversation",

@@ -117,6 +117,10 @@ __all__ = [
 ]
 
 class GPT2Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     n_positions: int
     n_embd: int
@@ -138,6 +142,10 @@ class GPT2Settings(TypedDict, total=False):
     pad_token_id: int | None
 
 class GPTNeoSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     max_position_embeddings: int
     hidden_size: int
@@ -158,6 +166,10 @@ class GPTNeoSettings(TypedDict, total=False):
     pad_token_id: int | None
 
 class GPTBigCodeSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     n_positions: int
     n_embd: int
@@ -178,6 +190,10 @@ class GPTBigCodeSettings(TypedDict, total=False):
     pad_token_id: int | None
 
 class GPTNeoXSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -202,6 +218,10 @@ class GPTNeoXSettings(TypedDict, total=False):
     rotary_pct: float
 
 class GPTOSSSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -231,6 +251,10 @@ class GPTOSSSettings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
 
 class GPTJSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     n_positions: int
     n_embd: int
@@ -250,6 +274,10 @@ class GPTJSettings(TypedDict, total=False):
     pad_token_id: int | None
 
 class PhiSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -273,6 +301,10 @@ class PhiSettings(TypedDict, total=False):
     partial_rotary_factor: float
 
 class OPTSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -390,6 +422,10 @@ class GemmaSettings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
 
 class Olmo2Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -411,6 +447,10 @@ class Olmo2Settings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
 
 class Qwen35Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int

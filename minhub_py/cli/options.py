@@ -9,6 +9,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.inference.limits import check_sampling, stop_strings
+from minhub_py.system.duration import parse_duration
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -38,6 +39,19 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         if count < 1:
             self.fail("a size must be at least one byte", param, ctx)
         return count
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time such as 30s, 5m, 1h30m or a number of seconds; None if it is negative."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """The time in seconds."""
+        try:
+            return parse_duration(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time; use 30s, 5m or a number of seconds; -1 for never", param, ctx)
 
 
 def name_of(identifier: str) -> str:

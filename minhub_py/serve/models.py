@@ -39,6 +39,8 @@ MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 class ServedModel:
     """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
 
+    parent: the name of the model without the adapter, for a model with an adapter.
+
     The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
@@ -51,6 +53,7 @@ class ServedModel:
     engine: EngineThread[Any]
     timeout: float
     created: int = field(default_factory=lambda: int(time.time()))
+    parent: str | None = None
 
     def __post_init__(self) -> None:
         self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
@@ -64,6 +67,18 @@ class ServedModel:
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
         self.max_characters = self.engine.max_length * longest
+
+    def close(self) -> None:
+        """Stop the engine and the threads. Unfinished requests receive an error."""
+        self.engine.close()
+        for workers in (self.texts, self.schemas, self.embeddings):
+            workers.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may use: Ollama adds ":latest"; an adapter is also MODEL+NAME."""
+        adapter = () if self.parent is None else (f"{self.parent}+{self.name}",)
+        return (self.name, f"{self.name}:latest", *adapter)
 
     @property
     def is_encoder(self) -> bool:
@@ -179,40 +194,6 @@ class ServedModel:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
-
-
-class Models:
-    """The models of a server. Requests without a model use the first."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.all = list(models)
-
-    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """The model with this name, also with Ollama's suffix ":latest".
-
-        task: the task of the request. Without a name, the first model for this task is used.
-        RequestError: the name is unknown, or the model does not support the task.
-        """
-        if not name:
-            served = next((served for served in self.all if task in (None, served.task)), self.all[0])
-        else:
-            found = [served for served in self.all if name in (served.name, f"{served.name}:latest")]
-            if not found:
-                names = ", ".join(served.name for served in self.all)
-                raise RequestError(
-                    404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model"
-                )
-            served = found[0]
-        if task == "completion" and served.task != "completion":
-            route = "/v1/rerank" if served.task == "rerank" else "/v1/embeddings"
-            kind = "a text encoder" if served.is_encoder else "an embedding model"
-            raise invalid(f"{served.name} is {kind}, which does not generate text: use {route}", "model", "task")
-        if task == "rerank" and served.task not in ("rerank", "completion"):
-            raise invalid(
-                f"{served.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
-                "model", "task",
-            )  # fmt: skip
-        return served
 
 
 class Generation:

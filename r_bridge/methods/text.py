@@ -94,7 +94,7 @@ def score(
 
     bits: add surprisal and entropy.    sep: separates a text and its target; ignored for IDs and encoder-decoders.
     """
-    from minhub_py.analysis.surprisal import target_ids
+    from minhub_py.analysis.segments import target_ids
     from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as log_probabilities

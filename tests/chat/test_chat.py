@@ -20,6 +20,7 @@ import pytest
 import torch
 from chat_models import chat_tokenizer, write_dialogpt
 from click.testing import CliRunner
+from fast_python import python
 from tokenizers import Tokenizer
 
 from minhub_py import Chat, from_pretrained, llama, save_pretrained, tokenizer_from_pretrained
@@ -399,7 +400,9 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     """Standard output contains the replies only."""
     command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
     lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [python(), *command[1:]], input=lines, capture_output=True, text=True, check=True, timeout=120
+    )
     chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=8, temperature=0.7, top_p=0.95)
     expected = [chat.say("Good morning!").text, chat.say("How are you?").text]
     chat.undo()

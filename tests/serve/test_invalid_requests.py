@@ -11,7 +11,8 @@ from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
 
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
-from minhub_py.serve.models import Models, ServedModel, parse_variables
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields, RequestError
 
@@ -86,8 +87,14 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
     return result
 
 
-# test_embedding_routes.py does the same for reranking.
-@pytest.mark.parametrize("path", [*sorted({*POSTS} - {"/rerank"}), *(f"/api{path}" for path in OLLAMA_POSTS)])
+# test_embedding_routes.py does the same for reranking, test_models_on_demand.py for routes that change the server.
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted({*POSTS} - {"/rerank", "/models/unload"}),
+        *(f"/api{path}" for path in sorted({*OLLAMA_POSTS} - {"/pull"})),
+    ],
+)
 def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
     http, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
