@@ -64,9 +64,8 @@ def run_job(
         task, identifier, [str(source)], out, column=column, extra_columns=list(extra_columns or []), settings=values,
         loading={name: setting_of(name, value) for name, value in dict(loading).items()}, overwrite=True, manifest=path,
     )  # fmt: skip
-    progress = session.progress or (lambda *_: None)
     try:
-        job.run(call, progress, lambda *_: None)
+        job.run(call, session.progress, lambda *_: None)
     except click.ClickException as error:
         raise ValueError(error.message.replace("--", "")) from error
     results = [row for _, row in read_jsonl(out)]
