@@ -101,7 +101,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
     \b
       minhub train input.txt --out run --sample "ROMEO:"
       minhub generate run "ROMEO:"
-      minhub train notes.txt --from gpt2 --lora 16 --out adapter
+      minhub train notes.txt --from gpt2 --lora 16 --out run
       torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
 
     Options marked with * can change when a run is resumed.
