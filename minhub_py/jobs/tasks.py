@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.jobs.formats import Column
+from minhub_py.system.formats import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -399,7 +399,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "rerank": 2,
         "score": 3,
         "serve": 2,
-        "train": 2,
+        "train": 3,
         "words": 4,
     }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
