@@ -101,11 +101,19 @@ class ChatTemplate:
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
+        return self._render(plain, add_generation_prompt, variables)
+
+    def _render(
+        self, plain: list[dict[str, Any]], add_generation_prompt: bool, variables: dict[str, Any],
+        marks: list[str] | None = None,
+    ) -> str:  # fmt: skip
+        """Render normalized messages by the template. marks: texts around the content of {% generation %}."""
         tools = variables.pop("tools", None) or None  # some clients send an empty list
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         context = {**self.tokens, **variables, "tools": tools, "documents": variables.get("documents"),
                    "add_generation_prompt": add_generation_prompt}  # fmt: skip
-        result = SANDBOX.render(self.templates[name], plain, to_plain_json(context, "variables of a chat template"))
+        context = to_plain_json(context, "variables of a chat template")
+        result = SANDBOX.render(self.templates[name], plain, context, marks)
         if "rejected" in result:
             raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
         if "error" in result:

@@ -113,7 +113,7 @@ class Plan:
         for i, step in enumerate(listed):
             self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
 
-    def divide(self, step: Step, consumer: Step | None) -> None:
+    def divide(self, step: Step, consumer: Step | None) -> None:  # noqa: PLR0915  # one case per operation
         """Divide the weights of a step. consumer: the step that reads its result."""
         match step:
             case steps.Embed():

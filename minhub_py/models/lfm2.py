@@ -208,7 +208,7 @@ class Lfm2Config:
     num_key_value_heads: int = 8
     layer_types: list[str] | None = None  # "full_attention" or "conv"
     full_attn_idxs: list[int] | None = field(default=None, metadata=DENSE)  # without layer_types; None: all layers
-    conv_L_cache: int = field(default=3, metadata={"range": (2, 1024)})  # taps of the convolution
+    conv_L_cache: int = field(default=3, metadata={"range": (2, 1024)})  # noqa: N815  # taps of the convolution
     conv_bias: bool = False
     moe_intermediate_size: int = field(default=1792, metadata=SPARSE)  # of an expert
     num_dense_layers: int = field(default=2, metadata={"range": (0, 4096), **SPARSE})  # layers before the experts

@@ -20,7 +20,7 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import Routing
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.rotary import Rotation
@@ -215,6 +216,12 @@ class Qwen35(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
+class Qwen35Classifier(Classifier, Qwen35):
+    """Qwen35 with a sequence classification head in place of the output head."""
+
+    config: "Qwen35Config"
+
+
 CLASSES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
            "qwen3_next": "Qwen3NextForCausalLM"}  # fmt: skip
 SPARSE = {"model_types": ("qwen3_5_moe_text", "qwen3_next")}
@@ -222,7 +229,7 @@ NEXT = {"model_types": ("qwen3_next",)}
 
 
 @dataclass(frozen=True)
-class Qwen35Config:
+class Qwen35Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "Qwen 3.5"
@@ -276,6 +283,7 @@ class Qwen35Config:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
         if self.mlp_only_layers and self.model_type != "qwen3_next":
@@ -331,13 +339,13 @@ class Qwen35Config:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
-        settings = {name: value for name, value in asdict(self).items() if name not in absent}
+        settings = {name: value for name, value in self.without_head().items() if name not in absent}
         del settings["full_attention_interval"]
         settings["mlp_only_layers"] = settings["mlp_only_layers"] or []
         if self.model_type != "qwen3_next":
             del settings["mlp_only_layers"]
         settings |= {"layer_types": self.kinds, "rope_parameters": {**(self.rope_parameters or {}), **self.rope}}
-        return {"architectures": [CLASSES[self.model_type]], **settings}
+        return {**self.hub_head(CLASSES[self.model_type]), **settings}
 
     @property
     def context_length(self) -> int:

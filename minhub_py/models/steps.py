@@ -242,7 +242,8 @@ class HiddenStates:
 
 Step = (
     Embed | AddPositions | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend
-    | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent | Logits | HiddenStates
+    | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent | Logits
+    | HiddenStates
 )  # fmt: skip
 
 
