@@ -108,24 +108,16 @@ class ChatTemplate:
 
     def render_messages(
         self, plain: list[dict[str, Any]], *, tools: Sequence[Message] = (), add_generation_prompt: bool = True,
-        **variables: Any,
+        marks: list[str] | None = None, **variables: Any,
     ) -> str:  # fmt: skip
-        """Render messages as they are. For arguments and errors see `render`."""
+        """Render messages as they are. For arguments and errors see `render`.
+
+        marks: texts around the content of {% generation %}.
+        """
         if self.kind == "dialogue":
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
-<<<<<<< HEAD
-        return self._render(plain, add_generation_prompt, variables)
-
-    def _render(
-        self, plain: list[dict[str, Any]], add_generation_prompt: bool, variables: dict[str, Any],
-        marks: list[str] | None = None,
-    ) -> str:  # fmt: skip
-        """Render normalized messages by the template. marks: texts around the content of {% generation %}."""
-        tools = variables.pop("tools", None) or None  # some clients send an empty list
-=======
->>>>>>> tools
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         context = {**self.tokens, **variables, "tools": tools or None, "documents": variables.get("documents"),
                    "add_generation_prompt": add_generation_prompt}  # fmt: skip

@@ -31,7 +31,8 @@ def templates() -> dict[str, ChatTemplate]:
 def joined(events: list[ReplyEvent]) -> list[tuple[str, str, int]]:
     """Events with consecutive parts as one."""
     result: list[tuple[str, str, int]] = []
-    for kind, text, index in events:
+    for kind, new, index in events:
+        text = new
         if result and result[-1][::2] == (kind, index) and kind != "call":
             text = result.pop()[1] + text
         result.append((kind, text, index))
@@ -79,7 +80,7 @@ def call_message(calls: list[tuple[str, Any]], content: str | None = None, **fie
 def rendered_reply(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = TOOLS) -> tuple[str, str]:
     """The rendered last message, and the prompt before it."""
     text = template.render(messages, tools=tools, add_generation_prompt=False)
-    start = len(commonprefix([text, template.render(messages[:-1], tools=tools)]))
+    start = len(commonprefix([text, template.render(messages[:-1], tools=tools)]))  # noqa: RUF071  # of characters
     opened = text.rfind("<", 0, start)
     if opened >= 0 and ">" not in text[opened:start]:
         start = opened
