@@ -124,7 +124,7 @@ ARCHITECTURES = {
     for architecture in (
         Architecture(
             "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
-            "openai-community", published.GPT2,
+            "openai-community", published.GPT2, classifier_class="GPT2Classifier",
         ),
         Architecture(
             "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
@@ -133,16 +133,17 @@ ARCHITECTURES = {
                  "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
                 {"window_size": 32},
             ),
-            "EleutherAI", published.GPTNEO,
+            "EleutherAI", published.GPTNEO, classifier_class="GPTNeoClassifier",
         ),
         Architecture(
             "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
             Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE,
+            classifier_class="GPTBigCodeClassifier",
         ),
         Architecture(
             "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
             Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
-            "EleutherAI", published.GPTNEOX,
+            "EleutherAI", published.GPTNEOX, classifier_class="GPTNeoXClassifier",
         ),
         Architecture(
             "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
@@ -152,20 +153,22 @@ ARCHITECTURES = {
                  "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
                 expansion=GATED / 2,  # two experts per token
             ),
-            "openai", published.GPTOSS,
+            "openai", published.GPTOSS, classifier_class="GPTOSSClassifier",
         ),
         Architecture(
             "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
             Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
+            classifier_class="GPTJClassifier",
         ),
         Architecture(
             "phi", "Phi", "phi", ("PhiConfig", "Phi"),
             Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
-            "microsoft", published.PHI,
+            "microsoft", published.PHI, classifier_class="PhiClassifier",
         ),
         Architecture(
             "opt", "OPT", "opt", ("OPTConfig", "OPT"),
             Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
+            classifier_class="OPTClassifier",
         ),
         Architecture(
             "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
@@ -199,6 +202,7 @@ ARCHITECTURES = {
         Architecture(
             "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),
             Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED), "allenai", published.OLMO2,
+            classifier_class="Olmo2Classifier",
         ),
         Architecture(
             "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
@@ -208,7 +212,7 @@ ARCHITECTURES = {
                  "linear_key_head_dim": 32, "linear_value_head_dim": 32},
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, wrappers=("qwen3_5",),
+            "Qwen", published.QWEN35, wrappers=("qwen3_5",), classifier_class="Qwen35Classifier",
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),

@@ -23,5 +23,6 @@ table = Table(
         Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.post_feedforward_layernorm.weight", same),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
     ),
 )  # fmt: skip

@@ -136,8 +136,8 @@ def columns_of(probs: Array, present: Sequence[int], count: int, names: Sequence
     for number, row in zip(present, probs, strict=True):
         best[number] = names[int(row.argmax())]
     ordered = np.sort(result, axis=1)
-    columns: Columns = {"label": best, "prob": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2]}
-    return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
+    columns = Columns({"label": best, "prob": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2]})
+    return Columns(columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)})
 
 
 def calibrated(probs: Array, content_free: Array) -> Array:

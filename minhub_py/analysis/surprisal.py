@@ -33,10 +33,17 @@ from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
+from minhub_py.system import html
 from minhub_py.system.spelling import setting
 
-Columns = dict[str, Any]  # arrays or lists of equal length, by name
 NO_MEASURES = Measures()
+
+
+class Columns(dict[str, Any]):
+    """Arrays or lists of equal length, by name. Notebooks show a table."""
+
+    def _repr_html_(self) -> str:
+        return html.table(self)
 
 
 def word_logprobs(
@@ -200,13 +207,15 @@ def next_tokens(
     else:
         spans = [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts]
     predict(model, spans, consume, progress)
-    return {
-        "context": np.repeat(np.arange(len(prompts)), n),
-        "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
-        "id": ids.reshape(-1),
-        "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
-        "logprob": logprobs.reshape(-1),
-    }
+    return Columns(
+        {
+            "context": np.repeat(np.arange(len(prompts)), n),
+            "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
+            "id": ids.reshape(-1),
+            "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
+            "logprob": logprobs.reshape(-1),
+        }
+    )
 
 
 def segment_logprobs(
@@ -333,7 +342,7 @@ def row_values(
         ids = [span.ids for span in spans]
         total += correction(scores.measures, scores.slots, ids, token_rows, count, boundaries)
     unique, first = np.unique(rows, return_index=True)
-    columns = {"tokens": tokens, "logprob": total, "surprisal": 0.0 - total / math.log(2)}
+    columns = Columns({"tokens": tokens, "logprob": total, "surprisal": 0.0 - total / math.log(2)})
     at_token = np.arange(len(rows)) + np.repeat(np.arange(len(spans)), np.diff(scores.offsets))
     for name, values in {
         "entropy": scores.entropies,

@@ -219,7 +219,7 @@ def annotate(
 
 def read_examples(path: Path) -> list[tuple[str, str]]:
     """The texts and labels in a table. click.UsageError: it does not have these columns."""
-    from minhub_py.jobs.formats import format_of, read_batches, read_columns
+    from minhub_py.system.formats import format_of, read_batches, read_columns
 
     columns = read_columns(path) if format_of(path) else {}
     if not {"text", "label"} <= set(columns):

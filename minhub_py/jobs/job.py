@@ -22,10 +22,10 @@ from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
-from minhub_py.jobs.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
+from minhub_py.system.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint

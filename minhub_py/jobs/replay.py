@@ -13,11 +13,11 @@ from minhub_py.checkpoints.fingerprint import fingerprint, sha256
 from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.executors import Chunk, Worker
-from minhub_py.jobs.formats import Column, escape_line_breaks, format_cell, format_of, read_batches
 from minhub_py.jobs.job import output_format_of, output_paths, read_values, result_columns
 from minhub_py.jobs.manifest import GUARANTEES, processor_class, read_manifest, versions
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
+from minhub_py.system.formats import Column, escape_line_breaks, format_cell, format_of, read_batches
 
 VARIANTS = ((1, 1), (7, 2))  # texts that are computed together and threads, in addition to those of the job
 

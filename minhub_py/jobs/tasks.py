@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.jobs.formats import Column
+from minhub_py.system.formats import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -319,13 +319,14 @@ def pseudo_tokens(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, 
 
 
 def entities(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str]
-) -> list[Results]:
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str],
+    stride: int | None = None,
+) -> list[Results]:  # fmt: skip
     """The entities of each text, one row per entity."""
     from minhub_py.analysis.token_labels import classify_tokens
 
     columns = classify_tokens(
-        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore)
+        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore), stride=stride
     )
     names, results = [column.name for column in ENTITIES], list[Results]([] for _ in texts)
     for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):

@@ -16,7 +16,7 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_multiple
@@ -106,7 +107,7 @@ class Olmo2(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.head_dim)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
@@ -128,8 +129,14 @@ class Olmo2(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
+class Olmo2Classifier(Classifier, Olmo2):
+    """Olmo2 with a sequence classification head in place of the output head."""
+
+    config: "Olmo2Config"
+
+
 @dataclass(frozen=True)
-class Olmo2Config:
+class Olmo2Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: OLMo 2 7B."""
 
     TITLE: ClassVar = "OLMo 2"
@@ -154,6 +161,7 @@ class Olmo2Config:
     pad_token_id: int | None = 1
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "hidden_size", "num_attention_heads")
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
@@ -177,8 +185,8 @@ class Olmo2Config:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {**asdict(self), "rope_parameters": self.rope}
-        return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **settings}
+        settings = {**self.without_head(), "rope_parameters": self.rope}
+        return {**self.hub_head("Olmo2ForCausalLM"), "model_type": "olmo2", **settings}
 
     @property
     def context_length(self) -> int:

@@ -47,8 +47,8 @@ def run_job(
 
     from minhub_py.jobs import job
     from minhub_py.jobs.arguments import Job
-    from minhub_py.jobs.formats import read_jsonl
     from minhub_py.jobs.tasks import TASKS
+    from minhub_py.system.formats import read_jsonl
 
     path = Path(manifest)
     source, out = (path.with_name(f"{path.stem}-{name}.jsonl") for name in ("input", "output"))
