@@ -87,6 +87,10 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
     olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
     qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
+    phi3, phi3_from_config, phi3_from_pretrained = _fresh, _sized, from_pretrained
+    smollm3, smollm3_from_config, smollm3_from_pretrained = _fresh, _sized, from_pretrained
+    granite, granite_from_config, granite_from_pretrained = _fresh, _sized, from_pretrained
+    granitehybrid, granitehybrid_from_config, granitehybrid_from_pretrained = _fresh, _sized, from_pretrained
     t5, t5_from_config, t5_from_pretrained = _fresh, _sized, from_pretrained
     bert, bert_from_config, bert_from_pretrained = _fresh, _sized, from_pretrained
     roberta, roberta_from_config, roberta_from_pretrained = _fresh, _sized, from_pretrained

@@ -119,6 +119,8 @@ GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_
 
 GATED = 8 / 3  # expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
 
+RELATIVE = Training(LLAMA_NAMES, {"tie_word_embeddings": True, "num_key_value_heads": None}, expansion=GATED)
+
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
@@ -209,6 +211,20 @@ ARCHITECTURES = {
                 expansion=GATED,
             ),
             "Qwen", published.QWEN35, wrappers=("qwen3_5",),
+        ),
+        # Relatives of Llama: a config and a weight table each.
+        Architecture(
+            "phi3", "Phi-3", "phi3", ("Phi3Config", "Phi3"), RELATIVE, "microsoft", published.PHI3,
+        ),
+        Architecture(
+            "smollm3", "SmolLM3", "smollm3", ("SmolLM3Config", "SmolLM3"), RELATIVE, "HuggingFaceTB", published.SMOLLM3,
+        ),
+        Architecture(
+            "granite", "Granite", "granite", ("GraniteConfig", "Granite"), RELATIVE, "ibm-granite", published.GRANITE,
+        ),
+        Architecture(
+            "granitehybrid", "Granite 4", "granitemoehybrid", ("GraniteHybridConfig", "GraniteHybrid"), RELATIVE,
+            "ibm-granite", published.GRANITE_HYBRID, module="granite",
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),

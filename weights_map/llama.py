@@ -4,6 +4,8 @@ The Hub stores rotary dimensions of q and k as halves, as in the model file, so 
 architecture llama, which includes Mistral, stores them as pairs.
 """
 
+from collections.abc import Sequence
+
 from weights_map.engine import Operation, Row, Table, drop, same, tie
 from weights_map.gguf import GGUFArchitecture, pairs_to_halves
 
@@ -42,6 +44,17 @@ table = Table(
     # mistral3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
     spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
 )
+
+
+def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
+    """The table of a relative of Llama: Llama's rows, except those with a Hub or native template of `rows`.
+
+    without: native templates that the model does not have.
+    """
+    hub = {template for row in rows for template in row.templates("hub")}
+    native = {*without, *(template for row in rows for template in row.templates("native"))}
+    others = [row for row in table.rows if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})]
+    return Table(model_type, (*others, *rows), (("", "model."),))
 
 
 def gguf_architecture(name: str, q: Operation, k: Operation, **flags: str) -> GGUFArchitecture:

@@ -111,6 +111,48 @@ LLAMA: Sizes = {
     "Qwen/Qwen3-4B-Base": _llama(2560, 9728, 36, 32, 8, **_QWEN3),
     "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
 }  # fmt: skip
+_PHI3_MINI = {"rope_parameters": _rope(1e4), "sliding_window": 2047}
+_PHI4_LONG = [
+    1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898,
+    2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555,
+    7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283,
+    20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7,
+    32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+]  # fmt: skip
+PHI3: Sizes = {
+    "Phi-3-mini-4k-instruct": _PHI3_MINI,
+    "phi-4": _llama(5120, 17920, 40, 40, 10, vocab_size=100352, max_position_embeddings=16384, bos_token_id=100257,
+                    eos_token_id=100265, pad_token_id=100349, rope_parameters=_rope(2.5e5)),
+    "Phi-4-mini-instruct": _llama(
+        3072, 8192, 32, 24, 8, vocab_size=200064, max_position_embeddings=131072, sliding_window=262144,
+        tie_word_embeddings=True, bos_token_id=199999, eos_token_id=200020, pad_token_id=199999,
+        rope_parameters=_rope(1e4, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0] * 48,
+                              long_factor=_PHI4_LONG, original_max_position_embeddings=4096),
+    ),
+}  # fmt: skip
+SMOLLM3: Sizes = {
+    "SmolLM3-3B": {"max_position_embeddings": 65536, "rope_parameters": _rope(5e6), "eos_token_id": 128012},
+}
+
+
+def _granite(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
+    return _llama(C, inner, layers, heads, kv_heads, max_position_embeddings=131072, embedding_multiplier=12.0,
+                  residual_multiplier=0.22, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                  rope_parameters=_rope(1e7)) | settings  # fmt: skip
+
+
+GRANITE: Sizes = {
+    "granite-3.3-2b-base": _granite(2048, 8192, 40, 32, 8, vocab_size=49152, attention_multiplier=1 / 64,
+                                    logits_scaling=8.0, bos_token_id=0, eos_token_id=0, pad_token_id=0),
+}  # fmt: skip
+_GRANITE4 = {"vocab_size": 100352, "position_embedding_type": "rope", "bos_token_id": 100257, "eos_token_id": 100257,
+             "pad_token_id": 100256}  # fmt: skip
+GRANITE_HYBRID: Sizes = {
+    "granite-4.0-micro": _granite(2560, 8192, 40, 40, 8, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=10.0),
+    "granite-4.0-1b": _granite(2048, 4096, 40, 16, 4, **_GRANITE4, attention_multiplier=1 / 128, logits_scaling=8.0),
+    "granite-4.0-350m": _granite(1024, 2048, 28, 16, 4, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=4.0,
+                                 residual_multiplier=0.263),
+}  # fmt: skip
 _GEMMA2 = {"model_type": "gemma2"}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
 _GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,

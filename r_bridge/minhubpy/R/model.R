@@ -134,6 +134,22 @@ qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
 #' @export
+phi3_from_pretrained <- pretrained_of("phi3")
+
+#' @rdname from_pretrained
+#' @export
+smollm3_from_pretrained <- pretrained_of("smollm3")
+
+#' @rdname from_pretrained
+#' @export
+granite_from_pretrained <- pretrained_of("granite")
+
+#' @rdname from_pretrained
+#' @export
+granitehybrid_from_pretrained <- pretrained_of("granitehybrid")
+
+#' @rdname from_pretrained
+#' @export
 t5_from_pretrained <- pretrained_of("t5")
 
 #' @rdname from_pretrained
@@ -308,6 +324,22 @@ qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+phi3 <- random_model_of("phi3")
+
+#' @rdname gpt2
+#' @export
+smollm3 <- random_model_of("smollm3")
+
+#' @rdname gpt2
+#' @export
+granite <- random_model_of("granite")
+
+#' @rdname gpt2
+#' @export
+granitehybrid <- random_model_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
 t5 <- random_model_of("t5")
 
 #' @rdname gpt2
@@ -421,6 +453,22 @@ olmo2_from_config <- from_config_of("olmo2")
 #' @rdname gpt2
 #' @export
 qwen35_from_config <- from_config_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+phi3_from_config <- from_config_of("phi3")
+
+#' @rdname gpt2
+#' @export
+smollm3_from_config <- from_config_of("smollm3")
+
+#' @rdname gpt2
+#' @export
+granite_from_config <- from_config_of("granite")
+
+#' @rdname gpt2
+#' @export
+granitehybrid_from_config <- from_config_of("granitehybrid")
 
 #' @rdname gpt2
 #' @export
