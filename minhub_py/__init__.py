@@ -87,6 +87,17 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
     olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
     qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
+    olmo3, olmo3_from_config, olmo3_from_pretrained = _fresh, _sized, from_pretrained
+    exaone4, exaone4_from_config, exaone4_from_pretrained = _fresh, _sized, from_pretrained
+    ernie45, ernie45_from_config, ernie45_from_pretrained = _fresh, _sized, from_pretrained
+    seedoss, seedoss_from_config, seedoss_from_pretrained = _fresh, _sized, from_pretrained
+    internlm3, internlm3_from_config, internlm3_from_pretrained = _fresh, _sized, from_pretrained
+    hunyuan, hunyuan_from_config, hunyuan_from_pretrained = _fresh, _sized, from_pretrained
+    starcoder2, starcoder2_from_config, starcoder2_from_pretrained = _fresh, _sized, from_pretrained
+    glm4, glm4_from_config, glm4_from_pretrained = _fresh, _sized, from_pretrained
+    cohere, cohere_from_config, cohere_from_pretrained = _fresh, _sized, from_pretrained
+    cohere2, cohere2_from_config, cohere2_from_pretrained = _fresh, _sized, from_pretrained
+    stablelm, stablelm_from_config, stablelm_from_pretrained = _fresh, _sized, from_pretrained
     phi3, phi3_from_config, phi3_from_pretrained = _fresh, _sized, from_pretrained
     smollm3, smollm3_from_config, smollm3_from_pretrained = _fresh, _sized, from_pretrained
     granite, granite_from_config, granite_from_pretrained = _fresh, _sized, from_pretrained

@@ -46,6 +46,14 @@ table = Table(
 )
 
 
+# Biases of layer norms, in relatives of Llama.
+NORM_BIASES = (
+    Row("model.layers.{}.input_layernorm.bias", "layers.{}.input_layernorm.bias", same),
+    Row("model.layers.{}.post_attention_layernorm.bias", "layers.{}.post_attention_layernorm.bias", same),
+    Row("model.norm.bias", "norm.bias", same),
+)
+
+
 def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
     """The table of a relative of Llama: Llama's rows, except those with a Hub or native template of `rows`.
 

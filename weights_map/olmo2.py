@@ -1,27 +1,12 @@
-"""OLMo 2's weights table. All matrices are nn.Linear on both sides."""
+"""Weight tables of OLMo 2 and 3 and EXAONE 4: Llama's, with norms after attention and MLP instead of before them."""
 
-from weights_map.engine import Row, Table, same, tie
+from weights_map.engine import Row
+from weights_map.llama import relative
 
-table = Table(
-    model_type="olmo2",
-    rows=(
-        Row("model.embed_tokens.weight", "embed_tokens.weight", same),
-        Row("model.layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.q_proj.weight", same),
-        Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
-        Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
-        Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.o_proj.bias", "layers.{}.self_attn.o_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.q_norm.weight", "layers.{}.self_attn.q_norm.weight", same),
-        Row("model.layers.{}.self_attn.k_norm.weight", "layers.{}.self_attn.k_norm.weight", same),
-        Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
-        Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
-        Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
-        Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
-        Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.post_feedforward_layernorm.weight", same),
-        Row("model.norm.weight", "norm.weight", same),
-        Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-    ),
-)  # fmt: skip
+AFTER = (
+    Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.attention_output_norm.weight"),
+    Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.mlp_output_norm.weight"),
+)
+BEFORE = ("layers.{}.input_layernorm.weight", "layers.{}.post_attention_layernorm.weight")
+
+tables = tuple(relative(model_type, *AFTER, without=BEFORE) for model_type in ("olmo2", "olmo3", "exaone4"))

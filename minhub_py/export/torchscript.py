@@ -37,6 +37,7 @@ from minhub_py.models.layers import (
     RMSNorm,
     attention,
     counted_positions,
+    head_layer_norm,
     local_attention,
     merge_heads,
     query_growth,
@@ -476,8 +477,8 @@ def experts(
 
 
 FUNCTIONS = (
-    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
-    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
+    query_growth, relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
 )  # fmt: skip
 
 

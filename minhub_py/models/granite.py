@@ -47,8 +47,7 @@ class GraniteConfig(RelativeConfig):
     @property
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
-        return Structure(
-            [None] * self.num_hidden_layers, [self.rope] * self.num_hidden_layers, self.head_size,
+        return self.declared(
             scale=self.attention_multiplier, eps=self.rms_norm_eps, qkv_bias=self.attention_bias,
             output_bias=self.attention_bias, mlp_bias=self.mlp_bias,
             embedding_scale=None if self.embedding_multiplier == 1 else self.embedding_multiplier,

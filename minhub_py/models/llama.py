@@ -195,9 +195,9 @@ class Llama(LanguageModel):
         rotations: dict[int, Rotation | None] = {}
         for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=True):
             if number not in rotations:
-                rotations[number] = rope and Rotation(
+                rotations[number] = None if rope is None else Rotation(
                     rope.sized(past.size), past.positions, dtype, self.structure.interleaved
-                )
+                )  # fmt: skip
             x = block(x, past, rotations[number])
         return self.norm(x)
 

@@ -69,15 +69,15 @@ class Phi3Config(RelativeConfig):
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
         """The rows of q, k and v in their joint tensor."""
-        return self.num_attention_heads * self.head_size, *[self.kv_heads * self.head_size] * 2
+        kv_rows = self.kv_heads * self.head_size
+        return self.num_attention_heads * self.head_size, kv_rows, kv_rows
 
     @property
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
-        rotated = int(self.head_size * self.rope.get("partial_rotary_factor", 1.0))
-        return Structure(
-            [self.sliding_window] * self.num_hidden_layers, [self.rope] * self.num_hidden_layers, rotated,
-            eps=self.rms_norm_eps, dropout=self.resid_pdrop, embedding_dropout=self.embd_pdrop,
+        return self.declared(
+            windows=[self.sliding_window] * self.num_hidden_layers, eps=self.rms_norm_eps, dropout=self.resid_pdrop,
+            embedding_dropout=self.embd_pdrop,
         )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:

@@ -65,10 +65,9 @@ class SmolLM3Config(RelativeConfig):
         windows = [None if rotates else window for rotates in self.rotates]
         if self.layer_types is not None:
             windows = self.windows_of(self.layer_types, window)
-        return Structure(
-            windows, [self.rope if rotates else None for rotates in self.rotates], self.head_size,
-            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_bias,
-            mlp_bias=self.mlp_bias,
+        return self.declared(
+            windows=windows, ropes=[self.rope if rotates else None for rotates in self.rotates], eps=self.rms_norm_eps,
+            qkv_bias=self.attention_bias, output_bias=self.attention_bias, mlp_bias=self.mlp_bias,
         )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class RelativeConfig:
     """The common settings of Llama's relatives. Subclasses declare their own settings and defaults.
 
     ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.    THETA: the default of
-    rope_theta.
+    rope_theta.    PART: the default of partial_rotary_factor.
     """
 
     TITLE: ClassVar[str] = ""
@@ -70,6 +70,7 @@ class RelativeConfig:
     ARCHITECTURE: ClassVar[str] = ""
     NO_EFFECT: ClassVar[frozenset[str]] = frozenset({"pretraining_tp"})
     THETA: ClassVar[float] = 1e4
+    PART: ClassVar[float] = 1.0
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -89,12 +90,14 @@ class RelativeConfig:
 
     def __post_init__(self) -> None:
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
-        if getattr(self, "head_dim", None) is None and self.hidden_size % self.num_attention_heads:
+        if self.__dict__.get("head_dim") is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"{self.TITLE}: hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
                 f"({self.num_attention_heads})"
             )
         structure = self.structure  # checks the pattern of layers
+        if self.head_size % 2:
+            raise ValueError(f"{self.TITLE}: the head size ({self.head_size}) must be even: positions rotate pairs")
         check_rotated(self.TITLE, structure.rotated, self.head_size)
         names = getattr(self, "ROPE_NAMES", {})
         long = "original_max_position_embeddings" in names
@@ -106,6 +109,13 @@ class RelativeConfig:
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         raise NotImplementedError
+
+    def declared(self, **differences: Any) -> Structure:
+        """A structure with these differences from Llama's: no windows, and one rotation in all layers."""
+        windows, rope = [None] * self.num_hidden_layers, self.rope
+        rotated = int(self.head_size * rope.get("partial_rotary_factor", 1.0))
+        ropes = [rope] * self.num_hidden_layers
+        return Structure(**{"windows": windows, "ropes": ropes, "rotated": rotated, **differences})
 
     @property
     def kv_heads(self) -> int:
@@ -120,7 +130,8 @@ class RelativeConfig:
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
-        return rotary.completed(self.rope_parameters, self.max_position_embeddings, self.THETA)
+        rope = rotary.completed(self.rope_parameters, self.max_position_embeddings, self.THETA)
+        return rope if self.PART == 1 else {"partial_rotary_factor": self.PART, **rope}
 
     def windows_of(self, types: Sequence[str] | None, window: int | None) -> list[int | None]:
         """The window of each layer. types: layer_types of config.json; None if all layers have the window."""

@@ -1,0 +1,5 @@
+"""Weight table of Seed-OSS: Llama's."""
+
+from weights_map.llama import relative
+
+table = relative("seed_oss")
