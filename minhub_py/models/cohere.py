@@ -31,7 +31,6 @@ class CohereConfig(RelativeConfig):
     MODEL_TYPE: ClassVar = "cohere"
     ARCHITECTURE: ClassVar = "CohereForCausalLM"
     THETA: ClassVar = 5e5
-    DERIVED: ClassVar = ("head_dim",)
 
     vocab_size: int = 256000
     hidden_size: int = 8192
@@ -47,11 +46,6 @@ class CohereConfig(RelativeConfig):
     bos_token_id: int | None = 5
     eos_token_id: int | list[int] | None = 255001
     pad_token_id: int | None = 0
-
-    @property
-    def head_dim(self) -> int:
-        """D."""
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def structure(self) -> Structure:

@@ -34,18 +34,12 @@ class Olmo2Config(RelativeConfig):
     TITLE: ClassVar = "OLMo 2"
     MODEL_TYPE: ClassVar = "olmo2"
     ARCHITECTURE: ClassVar = "Olmo2ForCausalLM"
-    DERIVED: ClassVar = ("head_dim",)
 
     vocab_size: int = 50304
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     eos_token_id: int | list[int] | None = 50279
     pad_token_id: int | None = 1
-
-    @property
-    def head_dim(self) -> int:
-        """D."""
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def structure(self) -> Structure:

@@ -69,6 +69,7 @@ class RelativeConfig:
     MODEL_TYPE: ClassVar[str] = ""
     ARCHITECTURE: ClassVar[str] = ""
     NO_EFFECT: ClassVar[frozenset[str]] = frozenset({"pretraining_tp"})
+    DERIVED: ClassVar[tuple[str, ...]] = ("head_dim",)
     THETA: ClassVar[float] = 1e4
     PART: ClassVar[float] = 1.0
 
@@ -123,9 +124,14 @@ class RelativeConfig:
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
+    def head_dim(self) -> int | None:
+        """D, in relatives without such a setting."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
     def head_size(self) -> int:
         """D."""
-        return getattr(self, "head_dim", None) or self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def rope(self) -> dict[str, Any]:
