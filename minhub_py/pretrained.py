@@ -15,6 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.files import CONFIG as ADAPTER_CONFIG
+from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
+from minhub_py.adapters.files import read_adapter
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
@@ -32,6 +36,10 @@ from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped, check_shapes
 
+AdapterSource = str | os.PathLike[str]
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+DEFAULT_ADAPTER = "default"  # name of an adapter that is loaded alone
+
 
 def from_pretrained(
     identifier: str | os.PathLike[str],
@@ -41,6 +49,7 @@ def from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
@@ -63,6 +72,10 @@ def from_pretrained(
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA, each process needs
             its own GPU. All processes must make the same calls of `from_pretrained`, `generate`, `stream` and `score`
             with the same arguments. No effect in a single process.
+        adapter: A LoRA adapter in PEFT's format: a folder or a Hub repository, with "@revision" at the end for a
+            branch, tag or commit. The result is the model with this adapter. A dictionary of several adapters by name
+            returns the model without an adapter; ``model.adapter("name")`` is the model with one. All share the
+            weights of the model.
         token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by `hf auth login`.
         local_files_only: Use cached files only and open no connection, as with HF_HUB_OFFLINE=1.
 
@@ -82,7 +95,7 @@ def from_pretrained(
         use ``multiprocessing.get_context("spawn")``.
     """
     access = {"token": token, "local_files_only": local_files_only}
-    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel)
+    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, adapter=adapter)
 
 
 def _from_pretrained(
@@ -94,15 +107,48 @@ def _from_pretrained(
     quantize: str | None,
     parallel: str | None,
     entry: Entry | None = None,
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
 ) -> LanguageModel:
     """`from_pretrained` for the model types of `entry`; any model type by default."""
     check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
 
+    if adapter is not None and parallel:
+        raise ValueError(
+            "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
+        )
     group = connect(device) if parallel else None
+    folders = adapter_folders(adapter, **access)
     checkpoint = open_checkpoint(identifier, revision, entry=entry, group=group, **access)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    load_adapters(model, folders)
+    return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str | os.PathLike) else model
+
+
+def adapter_folders(
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None,
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> dict[str, Path]:
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    if adapter is None:
+        return {}
+    named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
+    folders = {}
+    for name, source in named.items():
+        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
+        folders[name] = hub.fetch(
+            identifier, revision or "main", token=token, local_files_only=local_files_only, files=ADAPTER_FILES
+        )
+    return folders
+
+
+def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
+    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
+    if folders:
+        model.adapters = {name: attach(model, read_adapter(path, model)) for name, path in folders.items()}
 
 
 def open_checkpoint(
@@ -416,6 +462,9 @@ def save_pretrained(
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
+    if own.attached is not None:
+        raise ValueError("a model with an adapter is not saved as a whole: save the adapter with save_adapter(), or "
+                         "write a complete model with minhub convert --merge")  # fmt: skip
     refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")
@@ -465,11 +514,12 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         dtype: str | torch.dtype = "auto",
         quantize: str | None = None,
         parallel: str | None = None,
+        adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
         access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry)
+        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry, adapter)
 
     fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
 

@@ -50,7 +50,9 @@ ROPE_KEYS = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys after "general.sampling.", and their names in generation_config.json.
-SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
+SAMPLING_KEYS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 # Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 # Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.

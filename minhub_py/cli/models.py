@@ -195,6 +195,8 @@ def _is_checkpoint_file(name: str) -> bool:
 @click.option("--dtype", type=dtype_choice, help="Dtype of the weights.  [default: unchanged]")
 @click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True,
               help="Maximum size of one weights file, such as 500MB or 2GB.")  # fmt: skip
+@click.option("--merge", "adapter", metavar="ADAPTER",
+              help="Merge this LoRA adapter (a folder or a repository) into the weights.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
 @revision_option
 @json_option
@@ -204,11 +206,12 @@ def convert(
     to: 'Layout | Literal["torchscript"]',
     dtype: str | None,
     max_shard_size: int,
+    adapter: str | None,
     overwrite: bool,
     revision: str,
     as_json: bool,
 ) -> None:
-    """Convert MODEL to another layout, dtype or shard size.
+    """Convert MODEL to another layout, dtype or shard size, or merge an adapter into it.
 
     OUT is a folder or, with --to torchscript, a file with the extension .pt. Only a few tensors are in memory at a
     time, except with --to torchscript. OUT is replaced only after the conversion is complete.
@@ -219,13 +222,15 @@ def convert(
     check_out(out, to, overwrite, source)
 
     from minhub_py.export.convert import convert as convert_checkpoint
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.pretrained import adapter_folders, open_checkpoint
     from minhub_py.system.device import DTYPES
 
+    folders = list(adapter_folders(adapter).values())
     checkpoint = open_checkpoint(model, revision)
     with progress_bar("Converting") as update:
         convert_checkpoint(checkpoint, out, to=to, dtype=DTYPES[dtype] if dtype else None,
-                           max_shard_size=max_shard_size, progress=update)  # fmt: skip
+                           max_shard_size=max_shard_size, adapter=folders[0] if folders else None,
+                           progress=update)  # fmt: skip
     files = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
         emit({"out": str(out), "layout": to, "files": files})

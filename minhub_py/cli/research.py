@@ -24,11 +24,20 @@ from minhub_py.cli.options import files_argument, is_set, json_option, loading_o
               help=r"Exclude matching tokens from the words' values, such as punctuation: '^[^\w\s]$'.")  # fmt: skip
 @click.option("--bos/--no-bos", default=None,
               help="Put the model's BOS token before each text, so that first words have values.")  # fmt: skip
+@click.option("--correct", type=click.Choice(["pimentel", "oh"]),
+              help="Correction at word boundaries, for tokenizers that mark the beginning of words.")  # fmt: skip
+@click.option("--renyi", multiple=True, type=click.FloatRange(min=0), metavar="ORDER",
+              help="Add the Rényi entropy of this order, such as 0.5. May be repeated.")  # fmt: skip
+@click.option("--premise", metavar="TEXT",
+              help="Add the PMI of each word and its context: compared to the word after this text.")  # fmt: skip
+@click.option("--lags", default=0, type=click.IntRange(min=0), metavar="N",
+              help="Add the surprisal and entropy of the N previous words.")  # fmt: skip
 @loading_options
 @json_option
 def words(
     model: str, files: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
-    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, revision: str, device: str,
+    dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Measure how predictable each word is.
 
@@ -39,6 +48,7 @@ def words(
       minhub words gpt2 text.txt
       minhub words gpt2 in.csv --column sentence --out out.csv
       minhub words gpt2 in.csv --by item --out out.csv
+      minhub words gpt2 text.txt --correct pimentel --lags 2
 
     Without --out, the rows are printed without the text, as a table or with --json; "-" as FILE is standard input.
 
@@ -57,7 +67,12 @@ def words(
         regex(ignore_regex)  # before the model is loaded
     except ValueError as error:
         raise click.BadParameter(str(error).removeprefix("ignore_regex "), param_hint="'--ignore-regex'") from error
-    settings = {"ignore_regex": ignore_regex, "bos": bos}
+    if correct is not None and ignore_regex:
+        raise click.UsageError("--correct is the probability of complete words: remove --ignore-regex.")
+    settings = {
+        "ignore_regex": ignore_regex, "bos": bos, "correct": correct, "renyi": list(renyi), "premise": premise,
+        "lags": lags,
+    }  # fmt: skip
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     table_settings = jobs.take_table_settings(options, can_print=True) or {}
     run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show

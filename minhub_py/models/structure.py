@@ -7,11 +7,12 @@ Notation: see models/llama.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated
 
 
@@ -58,7 +59,7 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class RelativeConfig:
+class RelativeConfig(HeadSettings):
     """The common settings of Llama's relatives. Subclasses declare their own settings and defaults.
 
     ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.    THETA: the default of
@@ -90,6 +91,7 @@ class RelativeConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.__dict__.get("head_dim") is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -149,8 +151,8 @@ class RelativeConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {**asdict(self), "rope_parameters": self.rope}
-        return {"architectures": [self.ARCHITECTURE], "model_type": self.MODEL_TYPE, **settings}
+        settings = {**self.without_head(), "rope_parameters": self.rope}
+        return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **settings}
 
     @property
     def context_length(self) -> int:

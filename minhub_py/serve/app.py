@@ -14,7 +14,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import embeddings, ollama, openai, tokenization
+from minhub_py.serve import embeddings, management, ollama, openai, tokenization
 from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
 from minhub_py.serve.validation import RequestError
@@ -75,6 +75,7 @@ class Middleware:
             unexpected = RequestError(500, f"unexpected {type(error).__name__}")
             await self._send_error(request, unexpected, send_with_headers, started)
         finally:
+            self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
                 note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s")
@@ -119,7 +120,10 @@ def page_file(name: str) -> Response:
 
 async def health(request: HTTPRequest) -> Response:
     """GET /health: whether the server accepts requests."""
-    ready = all(served.engine.accepting and served.engine.thread.is_alive() for served in server_of(request).models.all)
+    models = server_of(request).models
+    ready = not models.closed and all(
+        served.engine.accepting and served.engine.thread.is_alive() for served in models.all
+    )
     return JSONResponse({"status": "ok"} if ready else {"status": "shutting down"}, 200 if ready else 503)
 
 
@@ -164,6 +168,8 @@ POSTS: dict[str, Endpoint] = {
     "/responses": openai.responses,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
+    "/models/load": management.load,
+    "/models/unload": management.unload,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
     "/apply-template": apply_template,
@@ -175,7 +181,9 @@ OLLAMA_POSTS: dict[str, Endpoint] = {
     "/embed": ollama.embed,
     "/embeddings": ollama.embeddings,
     "/show": ollama.show,
+    "/pull": management.pull,
 }
+OLLAMA_DELETES: dict[str, Endpoint] = {"/delete": management.delete}
 
 
 def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
@@ -202,7 +210,7 @@ def application(server: Server) -> Middleware:
         for endpoints, method in ((GETS, "GET"), (POSTS, "POST")):
             routes += [Route(prefix + path, endpoint, methods=[method], name=path)
                        for path, endpoint in endpoints.items()]  # fmt: skip
-    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST")):
+    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST"), (OLLAMA_DELETES, "DELETE")):
         routes += [Route(f"/api{path}", endpoint, methods=[method], name=f"/api{path}")
                    for path, endpoint in endpoints.items()]  # fmt: skip
     return Middleware(Router(routes, redirect_slashes=False), server)

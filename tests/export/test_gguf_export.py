@@ -12,7 +12,7 @@ from minhub_py.export.gguf import write_gguf
 
 # One of each architecture of GGUF, and those with settings of their own.
 WRITTEN = (
-    "gpt2", "llama-biases", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "phi",
+    "gpt2", "llama-biases", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text-usual", "gpt_neox", "phi",
     "phi3", "phi3-part", "phi3-short", "smollm3", "granite", "granitemoehybrid", "olmo2", "olmo3",
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",

@@ -73,6 +73,27 @@ def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
         assert str(numbers) == str(list(map(float, alone[name])))
 
 
+def test_further_measures_of_words_are_columns(tmp_path: Path, model: str) -> None:
+    """Also for rows that are words. Tokens of this model do not mark words, so that --correct is an error."""
+    out, lines = tmp_path / "out.jsonl", tmp_path / "in.txt"
+    lines.write_text("ab cd bad\ncab\n")
+    options = ["--renyi", "0.5", "--premise", "ab", "--lags", "1"]
+    printed = json.loads(done("words", model, lines, *options, "--json"))
+    expected = word_logprobs(
+        from_pretrained(model), tokenizer_from_pretrained(model), ["ab", "cd", "bad", "cab"], by=[0, 0, 0, 1],
+        renyi=0.5, premise="ab", lags=1,
+    )  # fmt: skip
+    names = ["renyi_0.5", "pmi", "surprisal_lag1", "entropy_lag1"]
+    assert [*printed[0]][-4:] == names
+    for name in names:
+        assert str([math.nan if row[name] is None else row[name] for row in printed]) == str(expected[name].tolist())
+    words = write_csv(tmp_path / "words.csv", ["ab", "cd", "bad"])
+    done("words", model, words, "--column", "text", "--by", "group", *options, "--out", out)
+    assert [*json.loads(out.read_text().splitlines()[0])][-4:] == names
+    assert "leave correct unset" in fail("words", model, lines, "--correct", "oh")
+    assert "remove --ignore-regex" in fail("words", model, lines, "--correct", "oh", "--ignore-regex", ",", status=2)
+
+
 def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     lines, table, out = tmp_path / "in.txt", tmp_path / "in.csv", tmp_path / "out.jsonl"
     lines.write_text("ab cd\n\nbad\n")

@@ -89,7 +89,7 @@ class Operation(ctypes.Structure):
     _anonymous_ = ("parameters",)
     _fields_ = [
         ("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("weight", Matrix),
-        ("second", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
+        ("second", Matrix), ("low_a", Matrix), ("low_b", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
     ]  # fmt: skip
 
 
@@ -100,13 +100,13 @@ class Call(ctypes.Structure):
         ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
         ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p), ("g", ctypes.c_void_p),
-        ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("saved", ctypes.c_void_p), ("low", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
         ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 18 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 19 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

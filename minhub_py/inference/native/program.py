@@ -43,6 +43,7 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import Packed
 from minhub_py.models.layers import HeadLayerNorm, RMSNorm, distance_buckets
+from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
@@ -69,6 +70,7 @@ from minhub_py.models.steps import (
 
 CPU = torch.device("cpu")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a multiple
 
 
 class Program:
@@ -76,14 +78,14 @@ class Program:
 
     references: tensors whose memory the operations point to.    width: the largest number of values of a token.
     angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by the size
-    of the cache.
+    of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
     def __init__(self) -> None:
         self.references: list[Tensor] = []
         self.angles: dict[Rope, Tensor] = {}
         self.ropes: list[Rope] = []
-        self.outputs = self.width = self.layers = 0
+        self.outputs = self.width = self.layers = self.text_head_size = 0
 
     def translate(self, steps: Iterable[Step]) -> Any:
         """An array of operations."""
@@ -198,7 +200,7 @@ class Program:
         size = self.head_size(step)
         operation = Operation(
             kind=KINDS["attend"], flags=0 if step.causal else BIDIRECTIONAL, bias=self.floats(step.sinks),
-            layer=self.layers if step.causal else 0,
+            layer=self.layers,
         )  # fmt: skip
         operation.attend = AttendParameters(
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
@@ -210,7 +212,10 @@ class Program:
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
-        self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
+        if step.causal:
+            self.layers += 1
+        else:
+            self.text_head_size = max(self.text_head_size, size)
         return operation
 
     def cross_attend(self, step: CrossAttend) -> Operation:
@@ -324,10 +329,34 @@ class Program:
 
     def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
         """A product with the weight of a layer."""
+        if isinstance(layer, LoRALinear):
+            return self.adapted_product(kind, layer, bias)
         return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
 
+    def adapted_product(self, kind: int, layer: LoRALinear, bias: Tensor | None) -> Operation:
+        """A product with the weight of a layer, and one with the factors of its adapter.
+
+        DoRA multiplies each output by a factor: the scales of quantized weights include it, other weights are merged.
+        """
+        factors, base = layer.factors, layer.base
+        check_memory(factors.lora_A)
+        has_scales = isinstance(base, Quantized) and base.kind not in BLOCKS
+        if factors.magnitude is not None and not has_scales:
+            return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
+        operation = Operation(kind=kind, weight=self.matrix(base), bias=self.floats(bias))
+        b = layer.of_rows(factors.lora_B.detach()).float() * factors.scale
+        if factors.magnitude is not None:
+            gain = layer.gain().detach().float()
+            operation.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
+        padding = -len(factors.lora_A) % RANK_UNIT
+        operation.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
+        operation.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
+        return operation
+
     def matrix(self, source: Any) -> Matrix:
-        """The weight of a layer, or a weight."""
+        """The weight of a layer, or a weight. The adapter of a layer is merged."""
+        if isinstance(source, LoRALinear):
+            source = source.weight.detach()
         is_quantized = isinstance(source, Quantized)
         weight = source.codes if is_quantized else source if isinstance(source, Tensor) else source.weight
         check_memory(weight)
