@@ -61,6 +61,8 @@ def write_gguf(
     gguf = package()
     _, model, meta = fit(checkpoint)
     config = model.config.to_hub()
+    if config.get("num_key_value_heads", 1) is None:
+        config["num_key_value_heads"] = config["num_attention_heads"]
     architecture = gguf_architecture_of(config["model_type"])
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
     hub = Mapped(table, meta, "native", model.config)
