@@ -58,13 +58,16 @@ class ReplyParser:
         self.calls = 0  # number of calls begun
         self.spaces = ""  # at the end of the text so far; dropped before calls
         self.has_content, self.after_markup = False, False
+        self.is_reasoning, self.reasoning_tokens = False, 0
         channels = self.format.kind == "channels"
-        self.run: Steps = self._channels() if channels else self._reply(in_reasoning(markup, prompt))
+        self.run: Steps = self._channels() if channels else self._reply(begins_reasoning(markup, prompt))
         next(self.run, None)
 
     def add(self, id: int) -> list[ReplyEvent]:
         """The events after a token."""
-        return self.feed(self.stream.step(id))
+        events = self.feed(self.stream.step(id))
+        self.reasoning_tokens += self.is_reasoning
+        return events
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """The events after internal text (chat/markers.py)."""
@@ -224,7 +227,9 @@ class ReplyParser:
         stops = [self.markup.reasoning[1]]
         if self.tools is not None and self.format.trigger and is_marker(self.format.trigger[0]):
             stops.append(self.format.trigger)
+        self.is_reasoning = True
         opening = yield from self._speak_until("reasoning", stops)
+        self.is_reasoning = False
         self.spaces, self.after_markup = "", True
         if opening is not None and opening != stops[0]:
             yield from self._section(opening)
@@ -484,10 +489,12 @@ class ReplyParser:
                 self._emit("arguments", text.strip() or "{}")
             else:
                 analysis = header.partition(channel)[2].strip().startswith("analysis")
+                self.is_reasoning = analysis
                 yield from self._speak_until("reasoning" if analysis else "content", ends)
+                self.is_reasoning = False
 
 
-def in_reasoning(markup: Markup, prompt: str) -> bool:
+def begins_reasoning(markup: Markup, prompt: str) -> bool:
     """Whether a rendered prompt ends with the opening of reasoning."""
     if markup.reasoning is None or markup.tools.kind == "channels" or not prompt:
         return False

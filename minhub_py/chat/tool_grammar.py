@@ -19,7 +19,7 @@ from minhub_py.system.printable import printable
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
 COMMON = r"""
 TEXT: /(?s:.*)/
-NL: /[ \n]*/
+NL: /[ \n]{0,3}/
 CALL_ID: /[a-zA-Z0-9]{9}/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
@@ -32,7 +32,7 @@ class ToolChoice:
     """The calls that a reply can have.
 
     Attributes:
-        required: Whether the reply must be a call.
+        required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether it can have several calls.
         in_reasoning: Whether the prompt begins the reasoning.
         schema: JSON schema of a reply without calls.
@@ -128,7 +128,7 @@ class _Writer:
 
     def until(self, name: str, stop: str) -> str:
         """Any text and a string that ends it."""
-        stop = stop.strip() or "\n"
+        stop = stop.lstrip() or stop
         marker = next((index for index, char in enumerate(stop) if is_marker(char)), None)
         if marker == 0 or (marker is not None and not stop[:marker].strip()):
             return self.rule(name, f"TEXT {self.text(stop[marker:])}")
@@ -316,9 +316,11 @@ def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice:
     markup, fmt = writer.markup, writer.markup.tools
     if fmt.kind == "channels":
         return _channels_from_start(writer, tools, choice)
-    writer.calls(tools)
-    reply = f"calls | {writer.rule('content', json_rule(choice.schema))}" if choice.schema is not None else "calls"
-    writer.rule("calls", writer.repeated(writer.text(fmt.opening.lstrip()), choice.parallel))
+    options = [writer.rule("content", json_rule(choice.schema))] if choice.schema is not None else []
+    if tools:
+        writer.calls(tools)
+        options.append(writer.rule("calls", writer.repeated(writer.text(fmt.opening.lstrip()), choice.parallel)))
+    reply = " | ".join(options)
     before = "NL"
     if markup.reasoning is not None:
         opening, closing = markup.reasoning
@@ -334,9 +336,7 @@ def _channels_from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]]
     end, start = text(internal("<|end|>")), text(internal("<|start|>"))
     writer.rule("before", f'{channel} ("analysis" | "commentary") {message} TEXT {end} {start} "assistant"')
     recipient = f'(({channel} "commentary to=functions.") | " to=functions.")'
-    writer.rule("call", writer.channel_calls(tools, recipient))
-    reply = "call"
+    options = [writer.rule("call", writer.channel_calls(tools, recipient))] if tools else []
     if choice.schema is not None:
-        writer.rule("content", json_rule(choice.schema))
-        reply = f'(call | {channel} "final" {message} content)'
-    return f"before* {reply}"
+        options.append(f'{channel} "final" {message} {writer.rule("content", json_rule(choice.schema))}')
+    return f"before* ({' | '.join(options)})"

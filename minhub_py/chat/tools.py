@@ -45,12 +45,14 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def parse_arguments(arguments: Any) -> dict[str, Any]:
     """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients read it."""
-    if isinstance(arguments, str):
-        try:
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return {}
-    return dict(arguments) if isinstance(arguments, Mapping) else {}
+        # A lone surrogate cannot be encoded.
+        plain = json.loads(json.dumps(arguments, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
 
 
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tool_templates import SCHEMA, TEMPLATES, TOOLS, chat_template
 
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
 from minhub_py.chat.templates import ChatTemplate
+from minhub_py.chat.tool_format import common_prefix
 from minhub_py.chat.tool_grammar import ToolChoice, tool_grammar
 from minhub_py.chat.tools import schemas_of
 from minhub_py.inference.grammar import Vocabulary
@@ -31,11 +31,9 @@ def templates() -> dict[str, ChatTemplate]:
 def joined(events: list[ReplyEvent]) -> list[tuple[str, str, int]]:
     """Events with consecutive parts as one."""
     result: list[tuple[str, str, int]] = []
-    for kind, new, index in events:
-        text = new
-        if result and result[-1][::2] == (kind, index) and kind != "call":
-            text = result.pop()[1] + text
-        result.append((kind, text, index))
+    for kind, text, index in events:
+        joins = result and result[-1][::2] == (kind, index) and kind != "call"
+        result.append((kind, result.pop()[1] + text if joins else text, index))
     return result
 
 
@@ -80,7 +78,7 @@ def call_message(calls: list[tuple[str, Any]], content: str | None = None, **fie
 def rendered_reply(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any = TOOLS) -> tuple[str, str]:
     """The rendered last message, and the prompt before it."""
     text = template.render(messages, tools=tools, add_generation_prompt=False)
-    start = len(commonprefix([text, template.render(messages[:-1], tools=tools)]))  # noqa: RUF071  # of characters
+    start = len(common_prefix(text, template.render(messages[:-1], tools=tools)))
     opened = text.rfind("<", 0, start)
     if opened >= 0 and ">" not in text[opened:start]:
         start = opened
@@ -151,7 +149,7 @@ def test_reasoning_is_separated(templates: dict[str, ChatTemplate]) -> None:
         prompt = hermes.render([USER], enable_thinking=False)
         assert parsed(hermes, "a <b> </b>", always(size), prompt) == [("content", "a <b> </b>", 0)]
         reply = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>so<|return|>"
-        assert parsed(chat_template(TEMPLATES["channels"] + "{# <|return|> #}"), reply, always(size)) == [
+        assert parsed(channels, reply, always(size)) == [
             ("reasoning", "hm", 0), ("content", "so", 0)
         ]  # fmt: skip
     assert channels.markup.reasoning is None

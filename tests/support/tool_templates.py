@@ -15,14 +15,14 @@ MARKER = re.compile(r"<[|｜][^<>\s'\"]+[|｜]>|</?[a-z_]+>|\[/?[A-Z_]+\]|<\|\"\
 
 def template_of(user: str, call: str, tools: str, *, many: str = "", assistant: str = "<|im_start|>assistant\n",
                 end: str = "<|im_end|>\n", reasoning: str = "", generation: str = "", single: bool = False,
-                reply: str = "") -> str:  # fmt: skip
+                reply: str = "", stop: str = "") -> str:  # fmt: skip
     """A template. call: one call, as `call.name` and `call.arguments`.    many: a list of calls."""
     each = many or "{% for t in m.tool_calls %}{% set call = t.function %}" + call + "{% endfor %}"
     check = "{% if m.tool_calls | length > 1 %}{{ raise_exception('only single calls') }}{% endif %}" if single else ""
     return (
         "{% if tools %}<|im_start|>system\n" + tools + end + "{% endif %}{% for m in messages %}"
         "{% if m.role == 'assistant' %}" + assistant + reasoning + "{% if m.tool_calls %}" + check + "{{ m.content }}"
-        + each + "{% else %}" + reply + "{{ m.content }}{% endif %}" + end
+        + each + "{% else %}" + reply + "{{ m.content }}{% endif %}" + (stop or end)
         + "{% elif m.role == 'tool' %}<|im_start|>tool\n{{ m.content }}" + end
         + "{% else %}" + user + end + "{% endif %}{% endfor %}{% if add_generation_prompt %}" + assistant.rstrip(" ")
         + generation + "{% endif %}"
@@ -65,7 +65,8 @@ TEMPLATES = {
         "<|start|>user<|message|>{{ m.content }}",
         " to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>",
         LIST, assistant="<|start|>assistant", end="<|end|>", reply="<|channel|>final<|message|>", single=True,
-    ).replace("<|call|>{% endfor %}{% else %}", "<|call|>{% endfor %}{% else %}"),
+        stop="{% if not m.tool_calls %}<|return|>{% endif %}",
+    ),
     "without tools": template_of(USER, "", "").replace("{% if tools %}", "{% if false %}"),
 }  # fmt: skip
 
