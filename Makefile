@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite soak test-real test-rtorch gpu lint style types stub bench wheels r vignette docs clean
+.PHONY: demo test suite soak test-real test-rtorch gpu fuzz lint style types stub bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -46,6 +46,12 @@ gpu: .venv/.installed-test
 
 soak: .venv/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+# Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
+# tests/fuzz/corpus, whose files the test suite replays.
+MINUTES ?= 5
+fuzz: .venv/.installed-test
+	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 lint: style types
 

@@ -8,13 +8,22 @@ import torch
 from typing_extensions import Unpack
 
 from minhub_py.models.bert import Bert
+from minhub_py.models.cohere import Cohere
+from minhub_py.models.cohere import Cohere2
+from minhub_py.models.ernie45 import Ernie45
+from minhub_py.models.exaone4 import Exaone4
 from minhub_py.models.gemma import Gemma
+from minhub_py.models.glm4 import GLM4
 from minhub_py.models.gpt2 import GPT2
 from minhub_py.models.gptbigcode import GPTBigCode
 from minhub_py.models.gptj import GPTJ
 from minhub_py.models.gptneo import GPTNeo
 from minhub_py.models.gptneox import GPTNeoX
 from minhub_py.models.gptoss import GPTOSS
+from minhub_py.models.granite import Granite
+from minhub_py.models.granite import GraniteHybrid
+from minhub_py.models.hunyuan import Hunyuan
+from minhub_py.models.internlm3 import InternLM3
 from minhub_py.models.lfm2 import Lfm2
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
@@ -22,10 +31,16 @@ from minhub_py.models.mixtral import Mixtral
 from minhub_py.models.modernbert import ModernBert
 from minhub_py.models.mpnet import MPNet
 from minhub_py.models.olmo2 import Olmo2
+from minhub_py.models.olmo2 import Olmo3
 from minhub_py.models.opt import OPT
 from minhub_py.models.phi import Phi
+from minhub_py.models.phi3 import Phi3
 from minhub_py.models.qwen35 import Qwen35
+from minhub_py.models.seedoss import SeedOSS
 from minhub_py.models.sinusoidal import Sinusoidal
+from minhub_py.models.smollm3 import SmolLM3
+from minhub_py.models.stablelm import StableLM
+from minhub_py.models.starcoder2 import StarCoder2
 from minhub_py.models.t5 import T5
 
 __all__ = [
@@ -86,6 +101,51 @@ __all__ = [
     "olmo2",
     "olmo2_from_config",
     "olmo2_from_pretrained",
+    "olmo3",
+    "olmo3_from_config",
+    "olmo3_from_pretrained",
+    "phi3",
+    "phi3_from_config",
+    "phi3_from_pretrained",
+    "smollm3",
+    "smollm3_from_config",
+    "smollm3_from_pretrained",
+    "granite",
+    "granite_from_config",
+    "granite_from_pretrained",
+    "granitehybrid",
+    "granitehybrid_from_config",
+    "granitehybrid_from_pretrained",
+    "exaone4",
+    "exaone4_from_config",
+    "exaone4_from_pretrained",
+    "ernie45",
+    "ernie45_from_config",
+    "ernie45_from_pretrained",
+    "seedoss",
+    "seedoss_from_config",
+    "seedoss_from_pretrained",
+    "internlm3",
+    "internlm3_from_config",
+    "internlm3_from_pretrained",
+    "hunyuan",
+    "hunyuan_from_config",
+    "hunyuan_from_pretrained",
+    "starcoder2",
+    "starcoder2_from_config",
+    "starcoder2_from_pretrained",
+    "glm4",
+    "glm4_from_config",
+    "glm4_from_pretrained",
+    "cohere",
+    "cohere_from_config",
+    "cohere_from_pretrained",
+    "cohere2",
+    "cohere2_from_config",
+    "cohere2_from_pretrained",
+    "stablelm",
+    "stablelm_from_config",
+    "stablelm_from_pretrained",
     "qwen35",
     "qwen35_from_config",
     "qwen35_from_pretrained",
@@ -457,17 +517,441 @@ class Olmo2Settings(TypedDict, total=False):
     num_key_value_heads: int | None
     hidden_act: str
     max_position_embeddings: int
-    rms_norm_eps: float
     rope_parameters: dict[str, Any] | None
-    attention_bias: bool
     attention_dropout: float
     initializer_range: float
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
     pad_token_id: int | None
+    rms_norm_eps: float
+    attention_bias: bool
     rope_theta: float
     rope_scaling: dict[str, Any] | None
+
+class Olmo3Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    sliding_window: int | None
+    layer_types: list[str] | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Phi3Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    sliding_window: int | None
+    embd_pdrop: float
+    resid_pdrop: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    partial_rotary_factor: float
+    original_max_position_embeddings: float
+
+class SmolLM3Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+    no_rope_layers: list[int] | None
+    no_rope_layer_interval: int
+    use_sliding_window: bool
+    sliding_window: int | None
+    layer_types: list[str] | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class GraniteSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+    embedding_multiplier: float
+    attention_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class GraniteHybridSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+    embedding_multiplier: float
+    attention_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
+    layer_types: list[str] | None
+    position_embedding_type: str | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Exaone4Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    sliding_window: int | None
+    sliding_window_pattern: int | str | None
+    layer_types: list[str] | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Ernie45Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    head_dim: int | None
+    rms_norm_eps: float
+    use_bias: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class SeedOSSSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    head_dim: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    attention_out_bias: bool
+    mlp_bias: bool
+    residual_dropout: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class InternLM3Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    head_dim: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    mlp_bias: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class HunyuanSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rms_norm_eps: float
+    head_dim: int | None
+    attention_bias: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class StarCoder2Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    norm_epsilon: float
+    use_bias: bool
+    sliding_window: int | None
+    residual_dropout: float
+    embedding_dropout: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class GLM4Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    head_dim: int | None
+    rms_norm_eps: float
+    attention_bias: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    partial_rotary_factor: float
+
+class CohereSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    layer_norm_eps: float
+    logit_scale: float
+    attention_bias: bool
+    use_qk_norm: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Cohere2Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    layer_norm_eps: float
+    logit_scale: float
+    attention_bias: bool
+    use_qk_norm: bool
+    sliding_window: int | None
+    sliding_window_pattern: int
+    layer_types: list[str] | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class StableLMSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    layer_norm_eps: float
+    use_qkv_bias: bool
+    qk_layernorm: bool
+    use_parallel_residual: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    partial_rotary_factor: float
 
 class Qwen35Settings(TypedDict, total=False):
     architectures: list[str] | None
@@ -1129,6 +1613,306 @@ def olmo2_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Olmo2: ...
+
+def olmo3(**config: Unpack[Olmo3Settings]) -> Olmo3: ...
+def olmo3_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Olmo3: ...
+def olmo3_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Olmo3: ...
+
+def phi3(**config: Unpack[Phi3Settings]) -> Phi3: ...
+def phi3_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Phi3: ...
+def phi3_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Phi3: ...
+
+def smollm3(**config: Unpack[SmolLM3Settings]) -> SmolLM3: ...
+def smollm3_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> SmolLM3: ...
+def smollm3_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> SmolLM3: ...
+
+def granite(**config: Unpack[GraniteSettings]) -> Granite: ...
+def granite_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Granite: ...
+def granite_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Granite: ...
+
+def granitehybrid(**config: Unpack[GraniteHybridSettings]) -> GraniteHybrid: ...
+def granitehybrid_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> GraniteHybrid: ...
+def granitehybrid_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> GraniteHybrid: ...
+
+def exaone4(**config: Unpack[Exaone4Settings]) -> Exaone4: ...
+def exaone4_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Exaone4: ...
+def exaone4_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Exaone4: ...
+
+def ernie45(**config: Unpack[Ernie45Settings]) -> Ernie45: ...
+def ernie45_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Ernie45: ...
+def ernie45_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Ernie45: ...
+
+def seedoss(**config: Unpack[SeedOSSSettings]) -> SeedOSS: ...
+def seedoss_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> SeedOSS: ...
+def seedoss_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> SeedOSS: ...
+
+def internlm3(**config: Unpack[InternLM3Settings]) -> InternLM3: ...
+def internlm3_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> InternLM3: ...
+def internlm3_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> InternLM3: ...
+
+def hunyuan(**config: Unpack[HunyuanSettings]) -> Hunyuan: ...
+def hunyuan_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Hunyuan: ...
+def hunyuan_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Hunyuan: ...
+
+def starcoder2(**config: Unpack[StarCoder2Settings]) -> StarCoder2: ...
+def starcoder2_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> StarCoder2: ...
+def starcoder2_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> StarCoder2: ...
+
+def glm4(**config: Unpack[GLM4Settings]) -> GLM4: ...
+def glm4_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> GLM4: ...
+def glm4_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> GLM4: ...
+
+def cohere(**config: Unpack[CohereSettings]) -> Cohere: ...
+def cohere_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Cohere: ...
+def cohere_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Cohere: ...
+
+def cohere2(**config: Unpack[Cohere2Settings]) -> Cohere2: ...
+def cohere2_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Cohere2: ...
+def cohere2_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Cohere2: ...
+
+def stablelm(**config: Unpack[StableLMSettings]) -> StableLM: ...
+def stablelm_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> StableLM: ...
+def stablelm_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> StableLM: ...
 
 def qwen35(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
 def qwen35_from_config(

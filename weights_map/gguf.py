@@ -17,6 +17,19 @@ from torch import Tensor
 
 from weights_map.engine import Operation, Row, Table
 
+Derive = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Encode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def no_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No further settings."""
+    return {}
+
+
+def no_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No further keys."""
+    return {}
+
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
@@ -33,6 +46,9 @@ class GGUFArchitecture:
         sizes: tensors whose number of rows is a setting, to names in config.json.
         with_experts: for files with experts, if files without have the same general.architecture.
         assumed: a description of settings that the files lack; "" if they are complete.
+        model_types: the Hub's model_types that are written as this architecture; () for model_type only.
+        encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
+            a setting.
     """
 
     name: str
@@ -40,11 +56,13 @@ class GGUFArchitecture:
     settings: Mapping[str, str]
     rows: tuple[Row, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    derive: Derive = no_settings
     required: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     with_experts: bool = False
     assumed: str = ""
+    model_types: tuple[str, ...] = ()
+    encode: Encode = no_keys
 
     @property
     def key(self) -> str:

@@ -187,6 +187,11 @@ class GGUFCheckpoint(Checkpoint):
             rope["rope_type"] = "default"
         if "rope_freqs.weight" in self._tensors:
             rope |= llama3_rope(self._tensors["rope_freqs.weight"], rope, size)
+        if "rope_factors_long.weight" in self._tensors:
+            rope |= {"rope_type": "longrope", "attention_factor": settings.get("attention_factor", 1.0)}
+            rope |= {f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
+                     for name in ("short", "long")}  # fmt: skip
+        settings.pop("attention_factor", None)
         if settings.pop("partial_rotary_factor", None):
             rope["partial_rotary_factor"] = number("rope.dimension_count") / size
         if rope:

@@ -1,4 +1,4 @@
-"""The commands `words`, `embed` and `annotate`, for the rows of files."""
+"""The commands `words`, `embed`, `activations` and `annotate`, for the rows of files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +128,40 @@ def embed(
     }  # fmt: skip
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     jobs.run("embed", model, files, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
+@jobs.table_options(required=True)
+@click.option("--at", required=True, metavar="POINT",
+              help="Point of the model: embeddings, layers.3.attn, layers.3.mlp, layers.3.resid, layers.3.heads.2, "
+                   "layers.3.neurons, or final.")  # fmt: skip
+@click.option("--pool", type=click.Choice(["last", "mean", "none"]), default="last", show_default=True,
+              help="The last token, the mean over the tokens, or a row for each token.")  # fmt: skip
+@loading_options
+@json_option
+def activations(
+    model: str, files: tuple[str, ...], at: str, pool: str, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Record the values at a point of a model.
+
+    The --column of FILEs contains one text per row. The new columns are token_n, token, and `activation`: a list, or in
+    .csv and .tsv files one column per channel. A .npy file contains only the activations, as a float32 matrix. Layers
+    and heads count from 1.
+
+    \b
+      minhub activations gpt2 in.csv --at final --out a.npy
+      minhub activations M a.csv --at layers.3.mlp --out b.csv
+
+    A text longer than the model's context has no result. See `minhub score --help` for interrupted jobs.
+    """
+    if "*" in at:
+        raise click.UsageError(f"--at {at} must be one point, without *.")
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    table_settings = jobs.take_table_settings(options) or {}
+    jobs.run("activations", model, files, table_settings, {"at": at, "pool": pool}, loading, as_json)
 
 
 @click.command(cls=Command)

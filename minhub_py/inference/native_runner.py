@@ -121,7 +121,7 @@ class NativeRunner(TorchRunner):
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         encoder_lengths = [cache.encoder_lengths[row] for row in rows]
         if self.program.angles and positions:
-            self.program.update_angles(max(positions) + 1, self.operations)
+            self.program.update_angles(max(positions) + 1, self.operations, cache.max_length)
         if self.logits.size(0) < len(requested):
             self.logits = self.logits.new_empty(len(requested), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.buffers)

@@ -77,7 +77,8 @@ def train(
     names = [item.name for item in fields(Settings)]
     if invalid := sorted(set(settings) - set(names)):
         raise ValueError(unknown(invalid, names))
-    if type(lora := settings.get("lora")) is int:
+    lora: object = settings.get("lora")
+    if type(lora) is int:
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
     return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events), out, listener, progress)

@@ -66,10 +66,11 @@ typedef struct {
     int32_t layer;        /* of the cache; ROTATE: of the rotation table; unused with BIDIRECTIONAL */
     int32_t flags;
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads; ADD: the layer, the norm of its output; ROUTE:
+                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output; ROUTE:
                               the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
                               its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the
-                              convolution (taps, channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE: projections to
+                              convolution (taps, channels), the norm of each head's output; SHORT_CONVOLUTION: the
+                              convolution; ENCODER_CACHE: projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
     matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
@@ -79,7 +80,7 @@ typedef struct {
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
-        struct { float epsilon; } norm;     /* NORM, RMS_NORM, and ADD with a norm */
+        struct { float epsilon, scale; } norm; /* NORM, RMS_NORM, and ADD with a norm; ADD: factor of the outputs, 0: none */
         struct { int32_t heads, kv_heads, head_size, gate, rotated; float epsilon; } rotate; /* gate, rotated: sizes */
         struct {                            /* ATTEND, CROSS_ATTEND, ENCODER_CACHE */
             int32_t heads, kv_heads, head_size;
@@ -108,6 +109,7 @@ enum {
     MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
+    NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 

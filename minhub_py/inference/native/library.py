@@ -26,6 +26,7 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "hidden_states": 21, "short_convolution": 22}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
+NORM_LAST, LAYER_NORM = 4, 8
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -62,7 +63,7 @@ def parameters(**fields: Any) -> type[ctypes.Structure]:
 
 int32, int64, float32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 EmbedParameters = parameters(scale=float32)
-NormParameters = parameters(epsilon=float32)
+NormParameters = parameters(epsilon=float32, scale=float32)
 RotateParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
 )  # fmt: skip
@@ -107,7 +108,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 19 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 20 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

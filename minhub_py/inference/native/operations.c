@@ -98,7 +98,8 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     multiply(t, begin, end, sums, n, thread);
     for (int64_t m = 0; m < t->tokens; m++) {
         kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
-        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
+        const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
+        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += scale * sums[m * n + i];
     }
     if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
@@ -214,17 +215,24 @@ static void attend_text_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
-/* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, after the norms,
- * if there are any: of each head, or of all query heads and of all key heads jointly. */
+/* The norm of a query or key head v, if there is one: of each head, or of all query heads and of all key heads jointly. */
+static void norm_head(const operation *op, int64_t head, float *v) {
+    const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size;
+    const float *norm = head < H ? op->weight.data : op->second.data, epsilon = op->rotate.epsilon;
+    const int64_t first = head < H ? 0 : H, heads = head < H ? H : G;
+    if (!norm) return;
+    if (op->flags & LAYER_NORM) kernels.norm(v, norm + (head - first) * D, norm + heads * D, epsilon, D, v);
+    else if (!(op->flags & JOINT_NORM)) kernels.rms_norm(v, norm, epsilon, D, v);
+    else if (head == first) kernels.rms_norm(v, norm, epsilon, heads * D, v);
+}
+
+/* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, before or after
+ * the norms. */
 static void rotate(const operation *op, const call *c, float *in, int64_t m) {
     const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size, R = op->rotate.rotated, half = R / 2;
-    const int joint = op->flags & JOINT_NORM;
     for (int64_t head = 0; head < H + G; head++) {
         float *v = in + m * c->width + head * D + (head < H ? head : H) * op->rotate.gate;
-        const float *norm = head < H ? op->weight.data : op->second.data;
-        if (norm && !joint) kernels.rms_norm(v, norm, op->rotate.epsilon, D, v);
-        if (norm && joint && head == 0) kernels.rms_norm(v, norm, op->rotate.epsilon, H * D, v);
-        if (norm && joint && head == H) kernels.rms_norm(v, norm, op->rotate.epsilon, G * D, v);
+        if (!(op->flags & NORM_LAST)) norm_head(op, head, v);
         const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
         if (op->flags & INTERLEAVED)
             for (int64_t i = 0; i < half; i++) {
@@ -238,6 +246,7 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
                 v[i] = first * cos[i] - second * sin[i];
                 v[i + half] = second * cos[i] + first * sin[i];
             }
+        if (op->flags & NORM_LAST) norm_head(op, head, v);
     }
 }
 
@@ -338,7 +347,8 @@ static void add_normed(const operation *op, const call *c, float *in, float *x, 
     for (int64_t m = 0; m < c->tokens; m++) {
         float *y = outputs + m * c->width;
         kernels.rms_norm(y, op->second.data, op->norm.epsilon, op->weight.rows, y);
-        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
+        const float scale = op->norm.scale ? op->norm.scale : 1;
+        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += scale * y[i];
     }
 }
 

@@ -8,6 +8,7 @@ keys and values to 16 bits.
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,11 +25,13 @@ from minhub_py.inference.native.library import (
     INTERLEAVED,
     JOINT_NORM,
     KINDS,
+    LAYER_NORM,
     MAX_CHOICES,
     MAX_EXPERTS,
     MAX_TOKENS,
     MORE_LINEAR,
     MXFP4,
+    NORM_LAST,
     TO_STREAM,
     AttendParameters,
     DeltaRuleParameters,
@@ -42,7 +45,7 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertMatrices, ExpertWeights, Packed
-from minhub_py.models.layers import RMSNorm, distance_buckets
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm, distance_buckets
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
@@ -78,14 +81,15 @@ class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
     references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
-    token.    angles: rotation table of each Rope, a row per position.    text_head_size: largest head of bidirectional
-    attention.
+    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by
+    the size of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
     def __init__(self) -> None:
         self.references: list[Tensor] = []
         self.arrays: list[Any] = []
         self.angles: dict[Rope, Tensor] = {}
+        self.ropes: list[Rope] = []
         self.outputs = self.width = self.layers = self.text_head_size = 0
 
     def translate(self, steps: Iterable[Step]) -> Any:
@@ -160,31 +164,38 @@ class Program:
         return self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
 
     def rotate(self, step: Rotate) -> Operation:
-        self.angles.setdefault(step.rope, torch.empty(0, device=CPU))
+        rope = step.rope or Rope(())
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        for size in (0, math.inf):  # the smallest and the largest cache
+            self.angles.setdefault(rope.sized(size), torch.empty(0, device=CPU))
         size = self.head_size(step)
-        operation = Operation(
-            kind=KINDS["rotate"], flags=JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved,
-            layer=list(self.angles).index(step.rope),
-        )  # fmt: skip
+        flags = JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved | NORM_LAST * step.norms_last
+        flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
+        operation = Operation(kind=KINDS["rotate"], flags=flags, layer=self.ropes.index(rope))
         operation.rotate = RotateParameters(
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size,
-            rotated=2 * len(step.rope.frequencies),
+            rotated=2 * len(rope.frequencies),
         )  # fmt: skip
         if step.q_norm is not None and step.k_norm is not None:
-            operation.weight, operation.second = self.factor(step.q_norm), self.factor(step.k_norm)
+            operation.weight, operation.second = self.head_factor(step.q_norm), self.head_factor(step.k_norm)
             operation.rotate.epsilon = step.q_norm.eps
         return operation
 
-    def update_angles(self, count: int, operations: Iterable[Operation]) -> None:
-        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k."""
+    def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
+        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k.
+
+        size: the number of positions for which the cache has room.
+        """
         current = min(table.size(0) for table in self.angles.values())
-        if count <= current:
+        if count > current:
+            for rope in self.angles:
+                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
+                factor = 1.0 if growth is None else growth.unsqueeze(1)
+                self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
+        elif len(self.angles) == len(self.ropes):  # the tables do not depend on the size
             return
-        for rope in self.angles:
-            cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
-            factor = 1.0 if growth is None else growth.unsqueeze(1)
-            self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
-        pointers = [table.data_ptr() for table in self.angles.values()]
+        pointers = [self.angles[rope.sized(size)].data_ptr() for rope in self.ropes]
         for operation in operations:
             if operation.kind == KINDS["rotate"]:
                 operation.bias = pointers[operation.layer]
@@ -260,6 +271,7 @@ class Program:
 
     def add(self, step: Add) -> Operation:
         operation = self.product(KINDS["add"], step.layer, step.layer.bias)
+        operation.norm.scale = step.scale
         if step.norm is not None:
             operation.second, operation.norm.epsilon = self.factor(step.norm), step.norm.eps
             self.width = max(self.width, operation.weight.rows)
@@ -368,6 +380,12 @@ class Program:
     def factor(self, norm: RMSNorm) -> Matrix:
         """The factor of an RMS norm."""
         return self.vector(norm.weight.float() + norm.offset)
+
+    def head_factor(self, norm: RMSNorm | HeadLayerNorm) -> Matrix:
+        """The factor of a norm of heads; a layer norm's is followed by zeros, the bias of each head."""
+        if isinstance(norm, RMSNorm):
+            return self.factor(norm)
+        return self.vector(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
 
     def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
         """A product with the weight of a layer."""
