@@ -180,6 +180,7 @@ class OutputItems:
     def _open(self, kind: str, event: ReplyEvent) -> Iterator[Event]:
         self.kind, self.call = kind, event.index if kind == "call" else -1
         token = secrets.token_hex(12)
+        item: dict[str, Any]
         if kind == "call":  # ellmer uses the item's ID as the call's
             id = new_call_id()
             item = {"id": id, "type": "function_call", "call_id": id, "name": event.text, "arguments": ""}

@@ -66,11 +66,11 @@ typedef struct {
     int32_t layer;        /* of the cache; ROTATE: of the rotation table; unused with BIDIRECTIONAL */
     int32_t flags;
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output; ROUTE:
-                              the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
-                              its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the
-                              convolution (taps, channels), the norm of each head's output; SHORT_CONVOLUTION: the
-                              convolution; ENCODER_CACHE: projections to
+                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output;
+                              ROUTE: the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
+                              its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the convolution (taps,
+                              channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE:
+                              projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
     matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,

@@ -150,15 +150,11 @@ qwen3moe_from_pretrained <- pretrained_of("qwen3moe")
 
 #' @rdname from_pretrained
 #' @export
+granitemoe_from_pretrained <- pretrained_of("granitemoe")
+
+#' @rdname from_pretrained
+#' @export
 qwen35_from_pretrained <- pretrained_of("qwen35")
-
-#' @rdname from_pretrained
-#' @export
-qwen35moe_from_pretrained <- pretrained_of("qwen35moe")
-
-#' @rdname from_pretrained
-#' @export
-qwen3next_from_pretrained <- pretrained_of("qwen3next")
 
 #' @rdname from_pretrained
 #' @export
@@ -219,6 +215,14 @@ granite_from_pretrained <- pretrained_of("granite")
 #' @rdname from_pretrained
 #' @export
 granitehybrid_from_pretrained <- pretrained_of("granitehybrid")
+
+#' @rdname from_pretrained
+#' @export
+qwen35moe_from_pretrained <- pretrained_of("qwen35moe")
+
+#' @rdname from_pretrained
+#' @export
+qwen3next_from_pretrained <- pretrained_of("qwen3next")
 
 #' @rdname from_pretrained
 #' @export
@@ -412,15 +416,11 @@ qwen3moe <- random_model_of("qwen3moe")
 
 #' @rdname gpt2
 #' @export
+granitemoe <- random_model_of("granitemoe")
+
+#' @rdname gpt2
+#' @export
 qwen35 <- random_model_of("qwen35")
-
-#' @rdname gpt2
-#' @export
-qwen35moe <- random_model_of("qwen35moe")
-
-#' @rdname gpt2
-#' @export
-qwen3next <- random_model_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
@@ -481,6 +481,14 @@ granite <- random_model_of("granite")
 #' @rdname gpt2
 #' @export
 granitehybrid <- random_model_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
+qwen35moe <- random_model_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next <- random_model_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
@@ -616,15 +624,11 @@ qwen3moe_from_config <- from_config_of("qwen3moe")
 
 #' @rdname gpt2
 #' @export
+granitemoe_from_config <- from_config_of("granitemoe")
+
+#' @rdname gpt2
+#' @export
 qwen35_from_config <- from_config_of("qwen35")
-
-#' @rdname gpt2
-#' @export
-qwen35moe_from_config <- from_config_of("qwen35moe")
-
-#' @rdname gpt2
-#' @export
-qwen3next_from_config <- from_config_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
@@ -685,6 +689,14 @@ granite_from_config <- from_config_of("granite")
 #' @rdname gpt2
 #' @export
 granitehybrid_from_config <- from_config_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
+qwen35moe_from_config <- from_config_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next_from_config <- from_config_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
