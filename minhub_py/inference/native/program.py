@@ -81,8 +81,8 @@ class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
     references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
-    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by the
-    size of the cache.    text_head_size: largest head of bidirectional attention.
+    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice
+    by the size of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
     def __init__(self) -> None:
