@@ -21,7 +21,7 @@ from minhub_py import Chat, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.pretrained import from_pretrained
-from minhub_py.serve.models import Models
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
