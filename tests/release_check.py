@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 R_PACKAGE = ROOT / "r_bridge" / "minhubpy"
 METADATA = ("README.md", "CITATION.cff", "pyproject.toml", "r_bridge/minhubpy/DESCRIPTION",
             "r_bridge/minhubpy/inst/CITATION", "docs/guides/installation.md")  # fmt: skip
-# Words that stand in the place of a name or an address.
+# Placeholders of names and addresses.
 PLACEHOLDERS = re.compile(r"example\.(?:org|com)|<this repository>|TODO|FIXME|YOUR[-_ ]")
 PLATFORMS = ("manylinux_2_17_x86_64", "manylinux_2_17_aarch64", "macosx_11_0_x86_64", "macosx_11_0_arm64",
              "win_amd64", "win_arm64")  # fmt: skip
@@ -32,7 +32,7 @@ saveRDS(as.data.frame(sapply(columns, function(column) character())), "web/packa
 
 
 def versions() -> Iterator[str]:
-    """Versions that differ from that of the Python package."""
+    """Versions that differ from the Python package's."""
     init = (ROOT / "minhub_py" / "__init__.py").read_text(encoding="utf-8")
     version = re.findall(r'^__version__ = "(.*)"', init, re.MULTILINE)[0]
     places = {

@@ -156,7 +156,7 @@ TARGETS: dict[str, Target] = {
 
 
 def seeds(name: str, folder: Path) -> list[bytes]:
-    """Correct inputs of a target, from which the fuzzer starts."""
+    """Correct inputs of a target, the start of the fuzzer."""
     if name == "body":
         return [bytes([number]) + json.dumps(item).encode() for number in range(len(PATHS)) for item in BODIES]
     if name == "frame":
