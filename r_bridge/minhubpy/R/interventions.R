@@ -157,7 +157,9 @@ intervene <- function(model, at, how = c("zero", "mean", "replace", "add", "proj
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' love <- steering_direction(model, c("I love", "sweet love"), c("I hate", "vile hate"), at = "layers.3.resid")
+#' love <- steering_direction(
+#'   model, c("I love", "sweet love"), c("I hate", "vile hate"), at = "layers.3.resid"
+#' )
 #' love
 #' intervene(model, "layers.3.resid", "add", love, scale = 2)
 #' \dontshow{minhubpy:::end_example()}
