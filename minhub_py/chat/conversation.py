@@ -1,8 +1,8 @@
 """Conversations with a model.
 
-    from minhub_py import Chat, from_pretrained, tokenizer_from_pretrained
+    from minhub_py import Chat
 
-    chat = Chat(from_pretrained(name), tokenizer_from_pretrained(name), system="Be brief.", seed=1)
+    chat = Chat("owner/name", system="Be brief.", seed=1)
     print(chat.say("Good morning!").text)
     for delta in chat.stream("How do you feel today?"):
         print(delta, end="", flush=True)
@@ -18,13 +18,14 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
@@ -32,17 +33,25 @@ from minhub_py.inference.grammar import Vocabulary
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.pretrained import from_pretrained
+from minhub_py.system import html
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minhub_py.entry_points import ChatSettings
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
 PREFIX_CACHE_BYTES = 2**29
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SAMPLING_FIELDS = Sampling.names()
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of replies.
+class ReplySettings:
+    """ReplySettings of replies.
 
     Attributes:
         max_new_tokens: Maximum number of tokens in a reply.
@@ -51,6 +60,10 @@ class Settings:
         top_k: Number of most likely tokens to sample from.
         top_p: Cumulative probability of the most likely tokens to sample from.
         repetition_penalty: Penalty of tokens that the text already contains; 1 has no effect.
+        min_p: Minimum probability of tokens, as a fraction of the most likely token's.
+        presence_penalty: Penalty of tokens that the reply already contains; 0 has no effect.
+        frequency_penalty: Penalty for each time that the reply contains a token; 0 has no effect.
+        logit_bias: Numbers that are added to the logits of token IDs.
         seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for each reply from
             PyTorch's default generator.
         stop: Strings that end a reply.
@@ -62,11 +75,15 @@ class Settings:
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top: int = 0
 
-    def updated(self, changes: dict[str, Any], defaults: Mapping[str, Any]) -> "Settings":
+    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
         names = [field.name for field in fields(self)]
         if unknown := [name for name in changes if name not in names]:
@@ -74,7 +91,7 @@ class Settings:
         changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
                    for name, value in changes.items()}  # fmt: skip
         if "stop" in changes:
-            changes["stop"] = stop_strings(changes["stop"])
+            changes = {**changes, "stop": stop_strings(changes["stop"])}
         settings = replace(self, **changes)
         whole("max_new_tokens", settings.max_new_tokens, 1)
         whole("top", settings.top, 0)
@@ -98,7 +115,7 @@ class Reply:
         text: Text without the stop string or the end token.
         ids: Token IDs, including the end token.
         logprobs: Log-probability of each token in nats, before temperature and other sampling settings.
-        top: For each token the `Settings.top` most likely tokens as (ID, log-probability) in descending order.
+        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in descending order.
         end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the context) or
             "interrupted".
         read: Number of prompt tokens that were computed.
@@ -126,6 +143,10 @@ class Reply:
         numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
         return f"<Reply {shorten(self.text)}: {numbers}>"
 
+    def _repr_html_(self) -> str:
+        numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]
+        return html.text(self.text) + html.note(numbers)
+
     @property
     def speed(self) -> float:
         """Generated tokens per second, including the prefill."""
@@ -150,16 +171,17 @@ class Chat:
     """A conversation with a model.
 
     Args:
-        model: Decoder-only language model of this package.
-        tokenizer: The model's `tokenizers.Tokenizer`.
+        model: Decoder-only language model of this package, or a name that `from_pretrained` loads: "owner/name",
+            a folder, or a GGUF file.
+        tokenizer: The model's `tokenizers.Tokenizer`. By default, the tokenizer of the name.
         system: System prompt.
         template: Chat template; the default is loaded from the tokenizer's folder or GGUF file.
         context: Maximum number of tokens of a prompt and its reply; by default the model's, at most 8192.
         cache_dir: Folder in which the prefix cache is also stored, so that it survives the program; replies do not
             change. Created if it is missing. The first reply hashes the weights.
         cache_size: Maximum size of `cache_dir` in bytes. The least recently used prefixes are deleted.
-        settings: Fields of `Settings`. Sampling settings default to the model's generation_config.json, and without
-            one to temperature 0.7 and top_p 0.95.
+        settings: Fields of `ReplySettings`. Sampling settings default to the model's generation_config.json, and
+            without one to temperature 0.7 and top_p 0.95.
 
     Attributes:
         turns: Messages, without the system prompt.
@@ -174,16 +196,21 @@ class Chat:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: Any = None,
         system: str | None = None,
         *,
         template: ChatTemplate | None = None,
         context: int | None = None,
         cache_dir: str | Path | None = None,
         cache_size: int = 10**10,
-        **settings: Any,
+        **settings: "Unpack[ChatSettings]",
     ) -> None:
+        if isinstance(model, str | PathLike):
+            tokenizer = tokenizer or tokenizer_from_pretrained(str(model))
+            model = from_pretrained(model)
         self.model = decoder_of(model, "Chat()")
+        if tokenizer is None:
+            raise ValueError("Chat(model, tokenizer) requires a tokenizer; Chat(name) loads both")
         check_tokenizer(tokenizer, "decode")
         if self.model.encoder_decoder:
             raise ValueError("Chat() does not support encoder-decoder models: use generate()")
@@ -192,7 +219,7 @@ class Chat:
         maximum: int = self.model.config.context_length or MAX_DEFAULT_CONTEXT
         self.context = min(maximum, MAX_DEFAULT_CONTEXT if context is None else whole("context", context, 2))
         self.defaults = default_sampling(self.model)
-        self.settings = Settings(**self.defaults).updated(settings, self.defaults)
+        self.settings = ReplySettings(**self.defaults).updated(settings, self.defaults)
         self.turns: list[Turn] = []
         self.events: list[Event] = []
         self.reply_count = 0
@@ -205,7 +232,9 @@ class Chat:
         count = len(self.turns) // 2
         model = f"{type(self.model).__name__}, {count} message{'' if count == 1 else 's'} with replies"
         system = f", system prompt {shorten(self.system)}" if self.system else ""
-        values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING_FIELDS)
+        neutral = Sampling()
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self.settings.sampling).items()
+                           if name in SHOWN_FIELDS or value != getattr(neutral, name))  # fmt: skip
         return f"<Chat with {model}{system}, {values}>"
 
     @property
@@ -222,7 +251,7 @@ class Chat:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(turn.message for turn in turns)]
 
-    def set(self, **settings: Any) -> None:
+    def set(self, **settings: "Unpack[ChatSettings]") -> None:
         """Change settings.
 
         Raises:
@@ -230,17 +259,17 @@ class Chat:
         """
         self.settings = self.settings.updated(settings, self.defaults)
 
-    def say(self, text: str, *, schema: Schema = None, **settings: Any) -> Reply:
+    def say(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Send a message and return the complete reply. For arguments and errors see `stream`."""
         return self._complete(self.stream(text, schema=schema, **settings))
 
-    def stream(self, text: str, *, schema: Schema = None, **settings: Any) -> TextStream:
+    def stream(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
         """Send a message and stream the reply. Afterwards `last` is the reply.
 
         Args:
             text: The user message.
             schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length".
-            settings: Fields of `Settings`, for this reply only.
+            settings: Fields of `ReplySettings`, for this reply only.
 
         Returns:
             A generator of text deltas. Closing it early or interrupting it by Ctrl-C keeps the generated text as the
@@ -255,7 +284,7 @@ class Chat:
             raise ValueError(f"the message must be a string that is not blank, not {brief(text)}")
         return self._stream(Turn("user", text), self.settings.updated(settings, self.defaults), schema)
 
-    def regenerate(self, *, schema: Schema = None, **settings: Any) -> Reply:
+    def regenerate(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Replace the latest reply. For arguments and errors see `stream`.
 
         Raises:
@@ -263,7 +292,7 @@ class Chat:
         """
         return self._complete(self.stream_again(schema=schema, **settings))
 
-    def stream_again(self, *, schema: Schema = None, **settings: Any) -> TextStream:
+    def stream_again(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
         """Replace the latest reply and stream the new one. For arguments and errors see `stream`.
 
         Raises:
@@ -328,7 +357,7 @@ class Chat:
         assert reply is not None
         return reply
 
-    def _stream(self, question: Turn, settings: Settings, schema: Schema) -> TextStream:
+    def _stream(self, question: Turn, settings: ReplySettings, schema: Schema) -> TextStream:
         """Check everything that can fail, then return the generator of the reply."""
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids)
@@ -438,7 +467,10 @@ class Chat:
             if data["minhub_chat"] != 1:
                 raise ValueError("another version of this package wrote it")
             system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
-            settings = Settings(**self.defaults).updated(dict(data["settings"]), self.defaults)
+            saved = dict(data["settings"])
+            if saved.get("logit_bias"):  # JSON's keys are strings
+                saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
+            settings = ReplySettings(**self.defaults).updated(saved, self.defaults)
             turns = [parse_turn(turn) for turn in data["turns"]]
             if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
                 raise ValueError("user and assistant messages do not alternate")

@@ -32,7 +32,7 @@ def reply_spans(template: ChatTemplate, messages: Sequence[Message]) -> tuple[st
 def marked_spans(template: ChatTemplate, plain: list[dict[str, Any]]) -> tuple[str, list[Span]]:
     """The spans that the template marks. ValueError: it marks none."""
     marks = [f"<{secrets.token_hex(12)}>", f"<{secrets.token_hex(12)}>"]
-    parts = template._render(plain, False, {}, marks).split(marks[0])
+    parts = template.render_messages(plain, add_generation_prompt=False, marks=marks).split(marks[0])
     text, spans = parts[0], []
     for part in parts[1:]:
         reply, _, rest = part.partition(marks[1])

@@ -13,7 +13,7 @@ Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -50,7 +50,9 @@ ROPE_KEYS = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys after "general.sampling.", and their names in generation_config.json.
-SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
+SAMPLING_KEYS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 # Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 # Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.
@@ -137,6 +139,9 @@ class GGUFCheckpoint(Checkpoint):
         if not isinstance(name, str) or name not in weights_map.gguf_architectures:
             supported = ", ".join(weights_map.gguf_architectures)
             raise ValueError(f"the architecture {brief(name)} is not supported; supported are {supported}")
+        with_experts = weights_map.gguf_architectures.get(f"{name} with experts")
+        if with_experts is not None and self.header.metadata.get(f"{name}.expert_count"):
+            return with_experts
         return weights_map.gguf_architectures[name]
 
     @cached_property
@@ -182,6 +187,11 @@ class GGUFCheckpoint(Checkpoint):
             rope["rope_type"] = "default"
         if "rope_freqs.weight" in self._tensors:
             rope |= llama3_rope(self._tensors["rope_freqs.weight"], rope, size)
+        if "rope_factors_long.weight" in self._tensors:
+            rope |= {"rope_type": "longrope", "attention_factor": settings.get("attention_factor", 1.0)}
+            rope |= {f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
+                     for name in ("short", "long")}  # fmt: skip
+        settings.pop("attention_factor", None)
         if settings.pop("partial_rotary_factor", None):
             rope["partial_rotary_factor"] = number("rope.dimension_count") / size
         if rope:
@@ -254,18 +264,19 @@ class GGUFCheckpoint(Checkpoint):
     def layout(self) -> Layout:
         return "hub"
 
-    def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
+    def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further accuracy."""
-        hub_names = native.sources(name)
-        sources = [source for hub_name in hub_names for source in self._shapes.sources(hub_name)]
+        hub_names = [hub_name for name in names for hub_name in native.sources(name)]
+        sources = dict.fromkeys(source for hub_name in hub_names for source in self._shapes.sources(hub_name))
         types = {self._tensors.stored[source].type for source in sources}
         if types <= FLOAT_TYPES.keys():
             return None
-        permuted = native.permutes(name) and all(map(self._shapes.permutes, hub_names))
+        permuted = all(map(native.permutes, names)) and all(map(self._shapes.permutes, hub_names))
         if len(types) == 1 and types <= TYPES.keys() and permuted:
-            rows = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))[name]
-            if rows.dim() == 2 and rows.stride(1) == 1:  # not transposed
-                return Blocks(types.pop(), rows)
+            tensors = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))
+            parts = [tensors[name] for name in names]
+            if all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # not transposed
+                return Blocks(types.pop(), concatenated(parts))
         return "int8"
 
     @cached_property
@@ -296,6 +307,15 @@ class GGUFCheckpoint(Checkpoint):
 
     def release(self) -> None:
         self._tensors.release()
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices of equal shape, one below the other; a view if they are so in memory, as experts in a file are."""
+    first = parts[0]
+    if all(part.data_ptr() == first.data_ptr() + number * first.nbytes and part.is_contiguous()
+           for number, part in enumerate(parts)):  # fmt: skip
+        return first.as_strided((len(parts) * first.size(0), first.size(1)), first.stride())
+    return torch.cat(list(parts))
 
 
 def checkpoint_at(path: Path) -> Checkpoint:

@@ -30,12 +30,14 @@ from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.delta import gated_delta, gated_rms_norm
-from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.experts import ExpertMatrices, gated_mlp, has_packed, route
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
+    HeadLayerNorm,
     RMSNorm,
     attention,
     counted_positions,
+    head_layer_norm,
     local_attention,
     merge_heads,
     query_growth,
@@ -43,6 +45,7 @@ from minhub_py.models.layers import (
     rms_norm,
     rotary_angles,
     rotate,
+    scaled,
     split_heads,
 )
 from minhub_py.models.rotary import Rope
@@ -66,6 +69,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ShortConvolution,
     Step,
     StoreResidual,
     unreachable,
@@ -201,18 +205,25 @@ class Writer:
                 self.cache_encoder(step)
             case DeltaRule():
                 self.delta_rule(step)
+            case ShortConvolution():
+                N, _, taps = step.conv.weight.shape
+                weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
+                self.lines.append("b, c, h = h.chunk(3, dim=2)")
+                self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
+                self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
             case Gate():
-                self.lines.append("h, up = h.chunk(2, dim=2)")
-                self.lines.append(f"h = {self.activation(step.activation)}(h) * up")
+                sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
+                self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")
+                factor = " * factor.sigmoid()" if step.sigmoid else ""
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * up{factor}")
                 self.drop(step.dropout)
             case Add():
                 output = self.output(step.layer)
                 output = output if step.norm is None else self.normed(output, step.norm)
-                self.lines.append(f"x = x + {self.dropped(output, step.dropout)}")
+                output = self.dropped(output, step.dropout)
+                self.lines.append(f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}")
             case Experts():
-                weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
-                names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
-                self.lines.append(f"x = x + experts(h, {names}, {step.top}, {step.alpha}, {step.limit})")
+                self.experts(step)
             case Recurrent():
                 self.recurrent(step)
             case Logits():
@@ -242,6 +253,8 @@ class Writer:
         """A value after a norm."""
         if isinstance(layer, RMSNorm):
             return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
+        if isinstance(layer, HeadLayerNorm):
+            return f"head_layer_norm({value}, {self.path(layer.weight)}, {layer.eps})"
         weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
         return f"F.layer_norm({value}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
 
@@ -285,32 +298,52 @@ class Writer:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
 
-    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None, all_heads: bool = False) -> None:
-        """Split h into q, k and v, and a gate, with norms of q and k."""
+    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None) -> None:
+        """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
         sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
         self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
         for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
-            if norm is not None and all_heads:
+            if norm is not None:
                 self.lines.append(f"{name} = {self.normed(name, norm)}")
             self.lines.append(f"{name} = split_heads({name}, {heads})")
             if name == "q" and step.gate:
                 self.lines.append("q, gate = q.chunk(2, dim=3)")
-            if norm is not None and not all_heads:
-                self.lines.append(f"{name} = {self.normed(name, norm)}")
         self.has_heads = True
 
     def rotate(self, step: Rotate) -> None:
-        self.split(step, step.q_norm, step.k_norm, step.all_heads)
-        if step.rope not in self.ropes:
-            self.ropes.append(step.rope)
-            number, settings = len(self.ropes) - 1, f"{list(step.rope.frequencies)}, {step.rope.amplitude}"
-            self.lines.append(f"cos{number}, sin{number} = rotary_angles(positions[0], {settings})")
-        number = self.ropes.index(step.rope)
-        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {step.interleaved}"
+        norms = (step.q_norm, step.k_norm)
+        self.split(step, *(norms if step.all_heads else ()))
+        if not (step.all_heads or step.norms_last):
+            self.norm_heads(*norms)
+        if step.rope is not None:
+            self.rotate_heads(step.rope, step.interleaved)
+        if step.norms_last:
+            self.norm_heads(*norms)
+
+    def norm_heads(self, q_norm: Any, k_norm: Any) -> None:
+        """Norms of each head of q and k."""
+        for name, norm in (("q", q_norm), ("k", k_norm)):
+            if norm is not None:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+
+    def rotate_heads(self, rope: Rope, interleaved: bool) -> None:
+        """Rotate q and k."""
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+            number = len(self.ropes) - 1
+            frequencies = f"{list(rope.frequencies)}"
+            if rope.short is not None:
+                short = f"positions.size(1) <= {int(rope.original)}"
+                frequencies = f"{list(rope.short)} if {short} else {frequencies}"
+            self.lines.append(
+                f"cos{number}, sin{number} = rotary_angles(positions[0], {frequencies}, {rope.amplitude})"
+            )
+        number = self.ropes.index(rope)
+        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
         self.lines.append(f"q, k = rotate(q, {angles}), rotate(k, {angles})")
-        if step.rope.growth:
-            growth = f"query_growth(positions[0], {step.rope.growth}, {step.rope.original})"
+        if rope.growth:
+            growth = f"query_growth(positions[0], {rope.growth}, {rope.original})"
             self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
 
     def attend(self, step: Attend) -> None:
@@ -375,6 +408,29 @@ class Writer:
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
 
+    def experts(self, step: Experts) -> None:
+        rule = step.routing
+        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}"
+        router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
+        self.lines.append("tokens = h.flatten(0, 1)")
+        self.lines.append(f"weights, chosen = route(tokens, {router}, {settings})")
+        if isinstance(step.down, ExpertMatrices):
+            for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
+                self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
+            self.lines.append("y = torch.zeros_like(tokens)")
+            self.lines.append("for e in range(len(gates)):")
+            self.lines.append("    token, choice = torch.where(chosen == e)")
+            gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
+            self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
+            self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
+            self.lines.append("x = x + y.view_as(h)")
+        else:
+            parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
+            names = ", ".join(map(self.path, parameters))
+            self.lines.append(
+                f"x = x + experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+            )
+
     def cache_encoder(self, step: CacheEncoder) -> None:
         for name, layer in zip(("keys", "values"), step.layers, strict=True):
             self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
@@ -399,7 +455,10 @@ class Writer:
 
 
 def path_of(name: str) -> str:
-    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight."""
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight; and a parameter `x.0` as getattr(self.x, "0")."""
+    parent, _, leaf = name.rpartition(".")
+    if leaf.isdigit():
+        return f'getattr({path_of(parent)}, "{leaf}")'
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
@@ -412,11 +471,6 @@ def check(idx: Tensor, context: int) -> None:
         raise ValueError(f"idx must have shape (B, T) and at least one token, not shape {idx.shape}")
     if context > 0 and idx.size(1) > context:
         raise ValueError(f"idx has {idx.size(1)} positions, but the context length is {context}")
-
-
-def scaled(x: Tensor, scale: float) -> Tensor:
-    """X times a factor that is rounded to the dtype of x."""
-    return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
 
 
 def self_attention(
@@ -437,27 +491,24 @@ def self_attention(
 
 
 def experts(
-    h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
-    down_bias: Tensor, top: int, alpha: float, limit: float,
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor, down_bias: Tensor,
+    alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """The sum over the selected experts of each token, (B, T, C)."""
-    tokens = h.flatten(0, 1)  # (B * T, C)
-    probs, chosen = route(tokens, router, router_bias, top)
-    y = torch.zeros_like(tokens)
+    """The weighted sum of the outputs of the chosen experts, for tokens (n, C). See `mixture` in models/experts.py."""
+    y = torch.zeros_like(x)
     for expert in range(gate_up.size(0)):
-        selected = (chosen == expert).nonzero()  # (n, 2): token, rank of the expert
-        if selected.size(0) > 0:
-            token = selected[:, 0]
+        token, choice = torch.where(chosen == expert)
+        if token.size(0) > 0:
             output = gated_mlp(
-                tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+                x[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
             )
-            y = y.index_add(0, token, output * probs[token, selected[:, 1]].unsqueeze(1))
-    return y.view_as(h)
+            y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))
+    return y
 
 
 FUNCTIONS = (
-    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
-    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
+    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, split_heads,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
+from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
@@ -168,8 +169,11 @@ class LanguageModel(nn.Module):
         return x
 
     def init_weights(self, std: float) -> None:
-        """Draw the weights of linear layers and embeddings from N(0, std²), and set biases to zero."""
+        """Draw the weights of linear layers, embeddings and experts from N(0, std²), and set biases to zero."""
         for module in self.modules():
+            if isinstance(module, ExpertMatrices):
+                for weight in module.parameters():
+                    nn.init.normal_(weight, std=std)
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -267,6 +271,11 @@ class Encoder(LanguageModel):
         """The embedding of tokens."""
         raise NotImplementedError
 
+    @property
+    def size(self) -> int:
+        """C, the number of channels of a hidden state."""
+        return int(getattr(self.config, "hidden_size"))  # noqa: B009  # every encoder has it
+
     def cache_layout(self) -> Layout:
         """Empty: an encoder computes all positions at once."""
         return []
@@ -279,13 +288,19 @@ class Classifier(Encoder):
     Padding tokens at the end of a text are ignored, also without a mask.
     """
 
-    lm_head: nn.Linear | None
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        self.lm_head = None
-        self.head = LastTokenHead(config.hidden_size, len(config.labels))
-        nn.init.normal_(self.head.out.weight, std=config.initializer_range)
+        setattr(self, "lm_head" if hasattr(self, "lm_head") else "embed_out", None)
+        self.head = LastTokenHead(self.size, len(config.labels))
+        nn.init.normal_(self.head.out.weight, std=getattr(config, "initializer_range", 0.02))
+
+    @property
+    def size(self) -> int:
+        """The number of channels that the head reads. Configs name it differently."""
+        config = self.config
+        return int(
+            next(getattr(config, name) for name in ("embedding_size", "n_embd", "hidden_size") if hasattr(config, name))
+        )
 
     @property
     def pad(self) -> int | None:
@@ -295,7 +310,8 @@ class Classifier(Encoder):
     @property
     def token_embedding(self) -> nn.Module:
         """The embedding of tokens, which the head does not use."""
-        return self.embed_tokens  # type: ignore[return-value]
+        names = ("embed_tokens", "embed_in", "wte")
+        return next(module for name in names if isinstance(module := getattr(self, name, None), nn.Module))
 
     def forward(  # type: ignore[override]
         self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -323,7 +339,7 @@ class Classifier(Encoder):
         for step in super(Encoder, self).steps():
             if not isinstance(step, Logits):
                 yield step
-        yield HiddenStates(getattr(self.config, "hidden_size"))  # noqa: B009
+        yield HiddenStates(self.size)
 
 
 class EncoderDecoder(LanguageModel):

@@ -14,8 +14,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import embeddings, ollama, openai, tokenization
-from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
+from minhub_py.serve import embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
+from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
@@ -75,6 +76,7 @@ class Middleware:
             unexpected = RequestError(500, f"unexpected {type(error).__name__}")
             await self._send_error(request, unexpected, send_with_headers, started)
         finally:
+            self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
                 note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s")
@@ -119,7 +121,10 @@ def page_file(name: str) -> Response:
 
 async def health(request: HTTPRequest) -> Response:
     """GET /health: whether the server accepts requests."""
-    ready = all(served.engine.accepting and served.engine.thread.is_alive() for served in server_of(request).models.all)
+    models = server_of(request).models
+    ready = not models.closed and all(
+        served.engine.accepting and served.engine.thread.is_alive() for served in models.all
+    )
     return JSONResponse({"status": "ok"} if ready else {"status": "shutting down"}, 200 if ready else 503)
 
 
@@ -150,8 +155,10 @@ async def metrics(request: HTTPRequest) -> Response:
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    messages = parse_messages(fields.get("messages"), served.engine.max_length)
-    ids = await served.encode_chat(messages, parse_variables(fields))
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat.variables = parse_variables(fields)
+    set_effort(chat, served, fields.get("reasoning_effort"))
+    ids = await encode_input(served, chat)
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 
@@ -161,9 +168,12 @@ GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": op
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": openai.completions,
-    "/responses": openai.responses,
+    "/responses": responses.responses,
+    "/responses/input_tokens": responses.input_tokens,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
+    "/models/load": management.load,
+    "/models/unload": management.unload,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
     "/apply-template": apply_template,
@@ -175,7 +185,9 @@ OLLAMA_POSTS: dict[str, Endpoint] = {
     "/embed": ollama.embed,
     "/embeddings": ollama.embeddings,
     "/show": ollama.show,
+    "/pull": management.pull,
 }
+OLLAMA_DELETES: dict[str, Endpoint] = {"/delete": management.delete}
 
 
 def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
@@ -202,7 +214,7 @@ def application(server: Server) -> Middleware:
         for endpoints, method in ((GETS, "GET"), (POSTS, "POST")):
             routes += [Route(prefix + path, endpoint, methods=[method], name=path)
                        for path, endpoint in endpoints.items()]  # fmt: skip
-    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST")):
+    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST"), (OLLAMA_DELETES, "DELETE")):
         routes += [Route(f"/api{path}", endpoint, methods=[method], name=f"/api{path}")
                    for path, endpoint in endpoints.items()]  # fmt: skip
     return Middleware(Router(routes, redirect_slashes=False), server)

@@ -11,15 +11,16 @@ The shell command is `minhub train`; for several processes, `torchrun -m minhub_
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
+from minhub_py.system import html
 from minhub_py.system.spelling import unknown
 from minhub_py.training.checkpoint import LossRow, RunFolder
 from minhub_py.training.data import Corpus, read_corpus
@@ -32,6 +33,11 @@ from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings
 from minhub_py.training.setup import continue_preparation, continue_run, start_run
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minhub_py.entry_points import ResumeSettings, TrainSettings
+
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
 
 TextSource = str | os.PathLike[str] | BinaryIO
@@ -39,7 +45,7 @@ TextSource = str | os.PathLike[str] | BinaryIO
 
 def train(
     text: TextSource | Sequence[TextSource], out: str | os.PathLike[str], *, progress: bool = True,
-    listener: Listener | None = None, **settings: Any,
+    listener: Listener | None = None, **settings: "Unpack[TrainSettings]",
 ) -> "Run":  # fmt: skip
     """Train a model on UTF-8 text files, or on the examples in .jsonl, .csv, .tsv and .parquet files.
 
@@ -76,7 +82,8 @@ def train(
     names = [item.name for item in fields(Settings)]
     if invalid := sorted(set(settings) - set(names)):
         raise ValueError(unknown(invalid, names))
-    if type(lora := settings.get("lora")) is int:
+    lora: object = settings.get("lora")
+    if type(lora) is int:
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
     given = frozenset(settings)
@@ -84,7 +91,11 @@ def train(
 
 
 def resume(
-    out: str | os.PathLike[str], *, progress: bool = True, listener: Listener | None = None, **changes: Any
+    out: str | os.PathLike[str],
+    *,
+    progress: bool = True,
+    listener: Listener | None = None,
+    **changes: "Unpack[ResumeSettings]",
 ) -> "Run":
     """Continue a run from its last checkpoint. The result is bitwise identical to an uninterrupted run.
 
@@ -212,3 +223,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        rows: list[Mapping[str, Any]] = list(self.losses)
+        names = ("step", "train_loss", "held_out_loss", "learning_rate", "tokens_per_second")
+        columns = {name: [row[name] for row in rows[-html.MAX_ROWS :]] for name in names}
+        return html.note([repr(self), f"{len(rows)} evaluations, the last ones:"]) + html.table(columns)

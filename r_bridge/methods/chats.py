@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from r_bridge.convert import character, json_data, json_schema
-from r_bridge.methods.text import token_texts
+from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -20,7 +20,8 @@ def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -
 def reply(
     session: Session, model: Model, tokenizer: Tokenizer | None, system: str | None, said: Any, text: str,
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seed: float, stop: Any, top: int, schema: Any,
+    seed: float, stop: Any, top: int, schema: Any, min_p: float | None = None, presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0, logit_bias: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if it cancels.
 
@@ -34,7 +35,9 @@ def reply(
     chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
     pieces = chat.stream(
         text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        repetition_penalty=repetition_penalty, seed=int(seed), stop=tuple(stop or ()), top=top,
+        repetition_penalty=repetition_penalty, min_p=min_p, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, logit_bias=biases(logit_bias), seed=int(seed),
+        stop=tuple(stop or ()), top=top,
         schema=None if schema is None else json_schema(schema),
     )  # fmt: skip
     sent = 0

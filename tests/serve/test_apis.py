@@ -14,7 +14,7 @@ from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.openai import DeltaSplitter
+from minhub_py.serve.openai import DeltaWriter
 
 
 def test_models_are_listed_at_all_paths(http, client) -> None:
@@ -23,7 +23,8 @@ def test_models_are_listed_at_all_paths(http, client) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").id == "other"
     assert http.get("/v1/models/other").json()["meta"]["default_sampling"] == {
-        "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0
+        "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0, "min_p": None,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
     }  # fmt: skip
 
 
@@ -52,6 +53,22 @@ def test_a_chat_completion_equals_generate(client, main_model: ServedModel) -> N
         assert reply.choices[0].message.content == in_chat(main_model, messages, 20, 3, temperature=0.8)
         assert reply.choices[0].finish_reason == "length"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), 20)
+
+
+def test_every_api_has_the_sampling_settings_of_generate(http, main_model: ServedModel) -> None:
+    """Ollama's names are those of the OpenAI API, except repeat_penalty."""
+    settings = {"min_p": 0.01, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+    plain = in_chat(main_model, user("Hello there"), 20, 3, temperature=0.8)
+    expected = in_chat(
+        main_model, user("Hello there"), 20, 3, temperature=0.8, logit_bias={7: -50.0, 9: 3.0}, **settings
+    )
+    assert expected != plain
+    biased = {**settings, "logit_bias": {"7": -50, "9": 3}, "temperature": 0.8, "seed": 3}
+    body = {"messages": user("Hello there"), "max_tokens": 20, **biased}
+    reply = http.post("/v1/chat/completions", json=body).json()
+    assert reply["choices"][0]["message"]["content"] == expected
+    body = {"messages": user("Hello there"), "stream": False, "options": {"num_predict": 20, **biased}}
+    assert http.post("/api/chat", json={"model": "tiny", **body}).json()["message"]["content"] == expected
 
 
 def test_concurrent_requests_match_single_runs(client, main_model: ServedModel) -> None:
@@ -106,14 +123,14 @@ def test_a_stream_equals_the_complete_response(client, http, main_model: ServedM
 def test_deltas_never_equal_the_previous_text() -> None:
     """ellmer ignores such deltas."""
     for texts in (["ha", "ha", "haha"], ["a", "a", "aa"], ["a"], ["", "x", ""], ["ab", "c", "abc", "abcabc"]):
-        splitter, sent, tokens = DeltaSplitter(), [], []
+        writer, sent, tokens = DeltaWriter(), [], []
         for number, text in enumerate(texts):
             end = "stop" if number == len(texts) - 1 else None
-            for part, part_tokens in splitter.add(Delta(text, (Token(number, text, None, ()),), end)):
-                sent.append(part)
+            for part, part_tokens in writer.add(Delta(text, (Token(number, text, None, ()),), end)):
+                sent.append(part["content"])
                 tokens += part_tokens
         assert "".join(sent) == "".join(texts)
-        assert [token.id for token in (*tokens, *splitter.tokens)] == list(range(len(texts)))
+        assert [token.id for token in (*tokens, *writer.tokens)] == list(range(len(texts)))
         for number, part in enumerate(sent):
             assert number == 0 or part != "".join(sent[:number])
 

@@ -10,7 +10,7 @@ from served_models import alone
 
 from minhub_py import from_pretrained
 from minhub_py.cli.serving import load_served, parse_adapters, served_models
-from minhub_py.serve.models import Models
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
