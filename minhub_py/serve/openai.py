@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from reprlib import repr as brief
 from typing import Any
 
@@ -48,7 +49,10 @@ DONE = b"data: [DONE]\n\n"
 
 async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
-    return JSONResponse({"object": "list", "data": [describe(served) for served in server_of(request).models.all]})
+    data = [describe(served) for served in server_of(request).models.all]
+    # The keys after `data` are those of the Anthropic API, whose client uses the same path.
+    return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"],
+                         "last_id": data[-1]["id"]})  # fmt: skip
 
 
 async def model(request: HTTPRequest) -> Response:
@@ -61,7 +65,9 @@ def describe(served: ServedModel) -> dict[str, Any]:
     generation = (
         {} if served.task != "completion" else {"default_sampling": served.sampling, "note": served.template.note}
     )
-    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minhub",
+    created_at = datetime.fromtimestamp(served.created, timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"id": served.name, "type": "model", "display_name": served.name, "created_at": created_at,
+            "object": "model", "created": served.created, "owned_by": "minhub",
             "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
                      "size": served.bytes, "capabilities": [served.task], **generation}}  # fmt: skip
 

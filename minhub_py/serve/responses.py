@@ -1,7 +1,6 @@
 """OpenAI API: responses, without stored ones.
 
-A reply is a list of items: reasoning, a message, function calls. The same `OutputItems` writes complete and streamed
-responses.
+A reply is a list of items: reasoning, a message, function calls. `OutputItems` writes complete and streamed responses.
 """
 
 import json
@@ -180,6 +179,7 @@ class OutputItems:
     def _open(self, kind: str, event: ReplyEvent) -> Iterator[Event]:
         self.kind, self.call = kind, event.index if kind == "call" else -1
         token = secrets.token_hex(12)
+        item: dict[str, Any]
         if kind == "call":  # ellmer uses the item's ID as the call's
             id = new_call_id()
             item = {"id": id, "type": "function_call", "call_id": id, "name": event.text, "arguments": ""}
