@@ -1,10 +1,12 @@
 """Tool calls and reasoning in the APIs, with unmodified clients and models that write given replies."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import ollama
 import pytest
 from scripted import Script, scripted_model
 from served_models import user
@@ -250,3 +252,31 @@ def test_the_tool_runner_of_anthropic_calls_functions(address: str, script: Scri
         )
         assert runner.until_done().content[0].text == "Sunny."
     assert called == [("Oslo", 2)]
+
+
+def test_ollama_receives_calls_and_thinking(address: str, script: Script) -> None:
+    reply = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    ask: dict[str, Any] = {"model": "hermes", "tools": TOOLS, "options": {"temperature": 0, "seed": 1}}
+    with contextlib.closing(ollama.Client(host=address)) as client:
+        script.replies += [reply, reply]
+        message = client.chat(**ask, messages=user("?")).message
+        assert (message.content, message.thinking) == ("I look.", "Hm.")
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+            ("get_weather", ARGUMENTS), ("get_weather", ARGUMENTS)
+        ]  # fmt: skip
+        parts = list(client.chat(**ask, messages=user("?"), stream=True, think=True))
+        assert "".join(part.message.thinking or "" for part in parts) == "Hm."
+        assert "".join(part.message.content or "" for part in parts) == "I look."
+        calls = [call for part in parts if not part.done for call in part.message.tool_calls or []]
+        assert [call.function.arguments for call in calls] == [ARGUMENTS, ARGUMENTS]
+        assert parts[-1].done_reason == "stop"
+        results = [{"role": "tool", "content": "sunny", "tool_name": "get_weather"}, {"role": "tool", "content": "x"}]
+        script.replies.append("Sunny.")
+        final = client.chat(**ask, messages=[*user("?"), message, *results])
+        assert final.message.content == "Sunny."
+        script.replies.append("<think>\nHm.\n</think>\n\nYes.")
+        generated = client.generate(model="hermes", prompt="?", think="low")
+        assert (generated.response, generated.thinking) == ("Yes.", "Hm.")
+        assert client.show("hermes").capabilities == ["completion", "tools", "thinking"]
+        with pytest.raises(ollama.ResponseError, match="does not support thinking"):
+            client.chat(model="named", messages=user("?"), think=True)
