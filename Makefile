@@ -12,18 +12,21 @@ R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-r
 HAS_R := command -v R && command -v pandoc && \
 	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
-# The tests start some two hundred Pythons: without bytecode on disk each would compile our sources again.
+# The tests start many Pythons: without bytecode on disk each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
+# Without --no-compile pip compiles every file, which takes a minute; most are never imported.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite soak test-real test-rtorch gpu lint style types bench wheels r vignette docs clean
+.PHONY: demo test suite soak test-real test-rtorch gpu fuzz lint style types stub bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
 	@echo
 	@echo 'The model wrote this. Next: source .venv/bin/activate, then minhub --help'
 
-# Types are checked beside the tests, which they do not wait for.
-test: .venv/.installed-rpy2 style
+# R's packages are installed beside Python's, and types are checked beside the tests, which do not wait for them.
+test: .venv/.created
+	@$(MAKE) --no-print-directory --jobs=2 style .venv/.installed-rpy2
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
 # Test files run side by side, at most four at a time, in the order of tests/conftest.py: the longest first.
@@ -44,6 +47,12 @@ gpu: .venv/.installed-test
 soak: .venv/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
+# Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
+# tests/fuzz/corpus, whose files the test suite replays.
+MINUTES ?= 5
+fuzz: .venv/.installed-test
+	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
+
 lint: style types
 
 style: .venv/.installed-test
@@ -52,6 +61,11 @@ style: .venv/.installed-test
 
 types: .venv/.installed-test
 	$(BIN)/mypy
+	$(BIN)/python tests/check_types.py
+
+# The types of the registry's functions, for editors and type checkers: minhub_py/entry_points.pyi.
+stub: .venv/.installed-test
+	$(BIN)/python tests/support/entry_point_stub.py
 
 bench: .venv/.installed-test r
 	$(BIN)/minhub bench
@@ -89,21 +103,21 @@ vignette: .venv/.installed r
 
 .venv/.installed: .venv/.created $(BUILT_FROM)
 	@echo 'Installing PyTorch and the other packages into .venv: this takes some minutes'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(INSTALL) --constraint constraints.txt --editable .
 	@touch $@
 
 .venv/.installed-test: .venv/.created $(BUILT_FROM)
 	@echo 'Installing PyTorch, its peers and the tools of the tests into .venv: this takes some minutes'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@$(INSTALL) --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/.installed
 
 .venv/.installed-wheels: .venv/.installed-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine ziglang auditwheel lief
+	$(INSTALL) --constraint constraints.txt build twine ziglang auditwheel lief
 	@touch $@
 
 # Which rpy2 fits depends on the R that is there.
 .venv/.installed-rpy2: .venv/.installed-test | r
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$($(BIN)/python -m r_bridge.probe)"
+	$(INSTALL) "$$($(BIN)/python -m r_bridge.probe)"
 	@touch $@
 
 # R is installed where it is missing and may be: by root, or by a user whose sudo asks for no password.

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from minhub_py.registry import ENTRIES
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
-    import os
-
+    from minhub_py.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -37,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.masked import masked_tokens as masked_tokens
     from minhub_py.analysis.masked import pseudo_logprobs as pseudo_logprobs
     from minhub_py.analysis.matrix import logprob_matrix as logprob_matrix
+    from minhub_py.analysis.minimal_pairs import minimal_pairs as minimal_pairs
     from minhub_py.analysis.patching import patching as patching
     from minhub_py.analysis.probes import probe as probe
     from minhub_py.analysis.search import search as search
@@ -45,63 +45,31 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
+    from minhub_py.chat.turns import Reply as Reply
+    from minhub_py.chat.turns import ReplySettings as ReplySettings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.entry_points import *  # noqa: F403
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
+    from minhub_py.jobs.replay import replay as replay
     from minhub_py.pretrained import from_pretrained as from_pretrained
     from minhub_py.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
+    from minhub_py.training import Run as Run
+    from minhub_py.training import Settings as Settings
     from minhub_py.training import resume as resume
     from minhub_py.training import train as train
-
-    def _fresh(**config: Any) -> Any: ...
-
-    def _sized(
-        identifier: str | os.PathLike[str],
-        revision: str = "main",
-        *,
-        token: str | None = None,
-        local_files_only: bool = False,
-    ) -> Any: ...
-
-    gpt2, gpt2_from_config, gpt2_from_pretrained = _fresh, _sized, from_pretrained
-    gptneo, gptneo_from_config, gptneo_from_pretrained = _fresh, _sized, from_pretrained
-    gptbigcode, gptbigcode_from_config, gptbigcode_from_pretrained = _fresh, _sized, from_pretrained
-    gptneox, gptneox_from_config, gptneox_from_pretrained = _fresh, _sized, from_pretrained
-    gptoss, gptoss_from_config, gptoss_from_pretrained = _fresh, _sized, from_pretrained
-    gptj, gptj_from_config, gptj_from_pretrained = _fresh, _sized, from_pretrained
-    opt, opt_from_config, opt_from_pretrained = _fresh, _sized, from_pretrained
-    lstm, lstm_from_config, lstm_from_pretrained = _fresh, _sized, from_pretrained
-    phi, phi_from_config, phi_from_pretrained = _fresh, _sized, from_pretrained
-    sinusoidal, sinusoidal_from_config, sinusoidal_from_pretrained = _fresh, _sized, from_pretrained
-    llama, llama_from_config, llama_from_pretrained = _fresh, _sized, from_pretrained
-    mistral, mistral_from_config, mistral_from_pretrained = _fresh, _sized, from_pretrained
-    ministral, ministral_from_config, ministral_from_pretrained = _fresh, _sized, from_pretrained
-    qwen2, qwen2_from_config, qwen2_from_pretrained = _fresh, _sized, from_pretrained
-    qwen3, qwen3_from_config, qwen3_from_pretrained = _fresh, _sized, from_pretrained
-    gemma, gemma_from_config, gemma_from_pretrained = _fresh, _sized, from_pretrained
-    gemma2, gemma2_from_config, gemma2_from_pretrained = _fresh, _sized, from_pretrained
-    gemma3, gemma3_from_config, gemma3_from_pretrained = _fresh, _sized, from_pretrained
-    olmo2, olmo2_from_config, olmo2_from_pretrained = _fresh, _sized, from_pretrained
-    qwen35, qwen35_from_config, qwen35_from_pretrained = _fresh, _sized, from_pretrained
-    t5, t5_from_config, t5_from_pretrained = _fresh, _sized, from_pretrained
-    bert, bert_from_config, bert_from_pretrained = _fresh, _sized, from_pretrained
-    roberta, roberta_from_config, roberta_from_pretrained = _fresh, _sized, from_pretrained
-    xlmroberta, xlmroberta_from_config, xlmroberta_from_pretrained = _fresh, _sized, from_pretrained
-    camembert, camembert_from_config, camembert_from_pretrained = _fresh, _sized, from_pretrained
-    distilbert, distilbert_from_config, distilbert_from_pretrained = _fresh, _sized, from_pretrained
-    electra, electra_from_config, electra_from_pretrained = _fresh, _sized, from_pretrained
-    mpnet, mpnet_from_config, mpnet_from_pretrained = _fresh, _sized, from_pretrained
-    modernbert, modernbert_from_config, modernbert_from_pretrained = _fresh, _sized, from_pretrained
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
+    "save_adapter": "adapters.attach",
     "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",
@@ -124,6 +92,7 @@ _HOMES = {
     "agreement": "analysis.agreement",
     "choose_for_coding": "analysis.estimate",
     "estimate": "analysis.estimate",
+    "minimal_pairs": "analysis.minimal_pairs",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
     "activations": "analysis.activations",
@@ -133,27 +102,25 @@ _HOMES = {
     "patching": "analysis.patching",
     "attribution": "analysis.attribution",
     "head_scores": "analysis.heads",
+    "replay": "jobs.replay",
     "Chat": "chat.conversation",
+    "complete": "chat.completion",
+    "Reply": "chat.turns",
+    "ReplySettings": "chat.turns",
     "devices": "system.device",
     "train": "training",
     "resume": "training",
+    "Run": "training",
+    "Settings": "training",
 }
-_ENTRY_POINTS = {
-    name: entry for entry in ENTRIES.values() for name in (
-        entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained"
-    )
-}  # fmt: skip
-__all__ = [*_HOMES, *_ENTRY_POINTS]
+_HOMES |= {f"{name}{end}": "entry_points" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
-    elif name in _ENTRY_POINTS:
-        value = import_module("minhub_py.pretrained").entry_points(_ENTRY_POINTS[name])[name]
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
     return value
 
 

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.files import CONFIG as ADAPTER_CONFIG
+from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
+from minhub_py.adapters.files import read_adapter
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
-from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint, read_object, write_checkpoint
 from minhub_py.config import build, changed, read
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_tokenizer, model_of
@@ -32,6 +37,10 @@ from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
 from weights_map.engine import Mapped, check_shapes
 
+AdapterSource = str | os.PathLike[str]
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+DEFAULT_ADAPTER = "default"  # name of an adapter that is loaded alone
+
 
 def from_pretrained(
     identifier: str | os.PathLike[str],
@@ -41,6 +50,7 @@ def from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
@@ -48,7 +58,8 @@ def from_pretrained(
 
     Args:
         identifier: A Hub repository ("owner/name"), a local folder in Hub layout, a built-in model such as
-            "minhub/shakespeare-gpt2", or a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
+            "minhub/shakespeare-gpt2", a local folder with an adapter, which names its model, or
+            a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
         revision: A branch, tag or commit of the repository.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"; see `devices()`.
         dtype: The dtype of the weights and activations, by name or as a `torch.dtype`. "auto" selects the
@@ -63,6 +74,10 @@ def from_pretrained(
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA, each process needs
             its own GPU. All processes must make the same calls of `from_pretrained`, `generate`, `stream` and `score`
             with the same arguments. No effect in a single process.
+        adapter: A LoRA adapter in PEFT's format: a folder or a Hub repository, with "@revision" at the end for a
+            branch, tag or commit. The result is the model with this adapter. A dictionary of several adapters by name
+            returns the model without an adapter; ``model.adapter("name")`` is the model with one. All share the
+            weights of the model.
         token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by `hf auth login`.
         local_files_only: Use cached files only and open no connection, as with HF_HUB_OFFLINE=1.
 
@@ -82,7 +97,7 @@ def from_pretrained(
         use ``multiprocessing.get_context("spawn")``.
     """
     access = {"token": token, "local_files_only": local_files_only}
-    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel)
+    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, adapter=adapter)
 
 
 def _from_pretrained(
@@ -94,15 +109,63 @@ def _from_pretrained(
     quantize: str | None,
     parallel: str | None,
     entry: Entry | None = None,
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
 ) -> LanguageModel:
     """`from_pretrained` for the model types of `entry`; any model type by default."""
     check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
 
+    if adapter is not None and parallel:
+        raise ValueError(
+            "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
+        )
     group = connect(device) if parallel else None
+    folders = adapter_folders(adapter, **access)
     checkpoint = open_checkpoint(identifier, revision, entry=entry, group=group, **access)
-    return load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    load_adapters(model, folders)
+    return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str | os.PathLike) else model
+
+
+def adapter_folders(
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None,
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> dict[str, Path]:
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    if adapter is None:
+        return {}
+    named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
+    folders = {}
+    for name, source in named.items():
+        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
+        folders[name] = hub.fetch(
+            identifier, revision or "main", token=token, local_files_only=local_files_only, files=ADAPTER_FILES
+        )
+    return folders
+
+
+def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
+    """The base, its revision and the folder, if the identifier is a local folder with an adapter but without a model.
+
+    ValueError: the adapter does not name its base.
+    """
+    folder = Path(os.path.expanduser(os.fspath(identifier)))
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").exists():
+        return None
+    values = read_object(folder / ADAPTER_CONFIG)
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
+    return base, values.get("revision") or "main", folder
+
+
+def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
+    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
+    if folders:
+        model.adapters = {name: attach(model, read_adapter(path, model)) for name, path in folders.items()}
 
 
 def open_checkpoint(
@@ -124,6 +187,13 @@ def open_checkpoint(
     group: if several processes open the checkpoint, one per machine downloads it.
     Raises the errors of from_pretrained() and check_architecture().
     """
+    if (parts := adapter_folder(identifier)) is not None:
+        base, base_revision, adapter = parts
+        checkpoint = open_checkpoint(
+            base, base_revision, entry=entry, token=token, local_files_only=local_files_only, check=check, group=group
+        )
+        checkpoint.adapter = adapter
+        return checkpoint
     opened: list[Checkpoint] = []
     if os.fspath(identifier).endswith(".gguf"):
         require("gguf")  # before a download
@@ -156,6 +226,8 @@ def read_config(
     None unless the model is cached.
     Raises the errors of from_pretrained() and check_architecture().
     """
+    if (parts := adapter_folder(identifier)) is not None:
+        identifier, revision, _ = parts
     folder = local.locate(identifier, revision)
     if folder is None and revision == "main" and (published := preset(os.fspath(identifier))):
         with suppress(FileNotFoundError):
@@ -190,6 +262,14 @@ def load(
     group: the processes that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
+    if checkpoint.adapter is not None:
+        if group is not None:
+            raise ValueError("a model with an adapter cannot be split among processes: merge it with minhub convert")
+        base, folder = copy(checkpoint), checkpoint.adapter
+        base.adapter = None
+        model = load(base, device=device, dtype=dtype, quantize=quantize)
+        load_adapters(model, {DEFAULT_ADAPTER: folder})
+        return model.adapter(DEFAULT_ADAPTER)
     check_kind(quantize, "auto", "none")
     probe = choose_device(str(group.device) if group else device)
     asked_for_auto = quantize == "auto"
@@ -416,6 +496,9 @@ def save_pretrained(
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
+    if own.attached is not None:
+        raise ValueError("a model with an adapter is not saved as a whole: save the adapter with save_adapter(), or "
+                         "write a complete model with minhub convert --merge")  # fmt: skip
     refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")
@@ -465,11 +548,12 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         dtype: str | torch.dtype = "auto",
         quantize: str | None = None,
         parallel: str | None = None,
+        adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
         access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry)
+        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry, adapter)
 
     fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
 

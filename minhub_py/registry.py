@@ -119,12 +119,29 @@ GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_
 
 GATED = 8 / 3  # expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
 
+
+def relative(
+    name: str,
+    title: str,
+    model_type: str,
+    model: str,
+    owner: str,
+    sizes: published.Sizes,
+    module: str = "",
+    classifier_class: str = "",
+) -> Architecture:
+    """A relative of Llama (models/structure.py). model: the model's class; the config's class has the same name."""
+    training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
+    return Architecture(name, title, model_type, (f"{model}Config", model), training, owner, sizes, module=module,
+                        classifier_class=classifier_class)  # fmt: skip
+
+
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
         Architecture(
             "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
-            "openai-community", published.GPT2,
+            "openai-community", published.GPT2, classifier_class="GPT2Classifier",
         ),
         Architecture(
             "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
@@ -133,16 +150,17 @@ ARCHITECTURES = {
                  "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
                 {"window_size": 32},
             ),
-            "EleutherAI", published.GPTNEO,
+            "EleutherAI", published.GPTNEO, classifier_class="GPTNeoClassifier",
         ),
         Architecture(
             "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
             Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE,
+            classifier_class="GPTBigCodeClassifier",
         ),
         Architecture(
             "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
             Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
-            "EleutherAI", published.GPTNEOX,
+            "EleutherAI", published.GPTNEOX, classifier_class="GPTNeoXClassifier",
         ),
         Architecture(
             "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
@@ -152,20 +170,22 @@ ARCHITECTURES = {
                  "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
                 expansion=GATED / 2,  # two experts per token
             ),
-            "openai", published.GPTOSS,
+            "openai", published.GPTOSS, classifier_class="GPTOSSClassifier",
         ),
         Architecture(
             "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
             Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
+            classifier_class="GPTJClassifier",
         ),
         Architecture(
             "phi", "Phi", "phi", ("PhiConfig", "Phi"),
             Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
-            "microsoft", published.PHI,
+            "microsoft", published.PHI, classifier_class="PhiClassifier",
         ),
         Architecture(
             "opt", "OPT", "opt", ("OPTConfig", "OPT"),
             Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
+            classifier_class="OPTClassifier",
         ),
         Architecture(
             "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
@@ -196,10 +216,24 @@ ARCHITECTURES = {
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
             bidirectional_class="EmbeddingGemma", classifier_class="GemmaClassifier",
         ),
-        Architecture(
-            "olmo2", "OLMo 2", "olmo2", ("Olmo2Config", "Olmo2"),
-            Training(LLAMA_NAMES, {"tie_word_embeddings": True}, expansion=GATED), "allenai", published.OLMO2,
-        ),
+        # Relatives of Llama: a config and a weight table each.
+        relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2, classifier_class="Olmo2Classifier"),
+        relative("olmo3", "OLMo 3", "olmo3", "Olmo3", "allenai", published.OLMO3, "olmo2"),
+        relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", published.PHI3),
+        relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", published.SMOLLM3),
+        relative("granite", "Granite", "granite", "Granite", "ibm-granite", published.GRANITE),
+        relative("granitehybrid", "Granite 4", "granitemoehybrid", "GraniteHybrid", "ibm-granite",
+                 published.GRANITE_HYBRID, "granite"),
+        relative("exaone4", "EXAONE 4", "exaone4", "Exaone4", "LGAI-EXAONE", published.EXAONE4),
+        relative("ernie45", "ERNIE 4.5", "ernie4_5", "Ernie45", "baidu", published.ERNIE45),
+        relative("seedoss", "Seed-OSS", "seed_oss", "SeedOSS", "ByteDance-Seed", published.SEEDOSS),
+        relative("internlm3", "InternLM 3", "internlm3", "InternLM3", "internlm", published.INTERNLM3),
+        relative("hunyuan", "Hunyuan", "hunyuan_v1_dense", "Hunyuan", "tencent", published.HUNYUAN),
+        relative("starcoder2", "StarCoder 2", "starcoder2", "StarCoder2", "bigcode", published.STARCODER2),
+        relative("glm4", "GLM-4", "glm4", "GLM4", "zai-org", published.GLM4),
+        relative("cohere", "Command R", "cohere", "Cohere", "CohereForAI", published.COHERE),
+        relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", published.COHERE2, "cohere"),
+        relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
         Architecture(
             "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
             Training(
@@ -208,7 +242,7 @@ ARCHITECTURES = {
                  "linear_key_head_dim": 32, "linear_value_head_dim": 32},
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, wrappers=("qwen3_5",),
+            "Qwen", published.QWEN35, wrappers=("qwen3_5",), classifier_class="Qwen35Classifier",
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),

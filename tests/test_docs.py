@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from docs_models import publish
+from fast_python import programs
 from hub_server import HubServer
 from paths import ROOT, TEXT
 
@@ -71,7 +72,7 @@ def test_notebooks_run(notebook: Path) -> None:
 
 @pytest.mark.parametrize("page", pages_with("sh"))
 def test_shell_blocks_run(page: str, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]])
     for code in blocks(page, "sh"):
         process = subprocess.run(["bash", "-eu", "-c", code], capture_output=True, text=True, check=False,
                                  env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, timeout=250)  # fmt: skip

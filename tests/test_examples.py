@@ -22,6 +22,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from fast_python import programs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from minhub_py import (
@@ -113,7 +114,7 @@ def test_documented_commands(command: str, text: Path, tmp_path: Path) -> None:
     (tmp_path / "r_bridge").symlink_to(EXAMPLES.parent / "r_bridge")
     (tmp_path / "input.txt").symlink_to(text)
     shutil.copytree(BUILTIN / "shakespeare-lstm", tmp_path / "run")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(programs()), os.environ["PATH"]])
     one_thread = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}  # as in conftest.py
     result = subprocess.run(
         shlex.split(command), cwd=tmp_path, capture_output=True, encoding="utf-8", env=one_thread, check=False

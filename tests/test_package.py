@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import entry_point_stub
 import pytest
 import torch
 
@@ -119,22 +120,37 @@ def test_dir_lists_public_names_alone() -> None:
 
 def test_editors_know_every_public_name() -> None:
     """They read the file, and do not run __getattr__."""
-    [known] = (node for node in ast.parse(Path(minhub_py.__file__).read_text(encoding="utf-8")).body
-               if isinstance(node, ast.If))  # fmt: skip
     names: set[str] = set()
-    for node in ast.walk(known):
-        if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef):
-            names.add(node.name)
+    for path in (Path(minhub_py.__file__), entry_point_stub.STUB):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.FunctionDef):
+                names.add(node.name)
     assert set(minhub_py.__all__) <= names
+
+
+def test_the_stub_for_type_checkers_is_up_to_date() -> None:
+    """`make stub` writes it."""
+    assert entry_point_stub.STUB.read_text(encoding="utf-8") == entry_point_stub.stub()
+    assert "def mistral(**config: Unpack[LlamaSettings]) -> Llama: ..." in entry_point_stub.stub()
 
 
 def test_the_extra_r_works_with_the_r_that_most_have() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'r = ["rpy2-rinterface{rpy2_range((4, 2, 2))}"]' in project
+
+
+def test_uvx_and_pipx_find_a_command_with_the_name_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    scripts = dict(
+        re.findall(
+            r'^(\w+) = "(minhub_py\.[\w.:]+)"',
+            project.partition("[project.scripts]")[2].partition("\n[")[0],
+            re.MULTILINE,
+        )
+    )
+    assert scripts["minhub_py"] == scripts["minhub"] == "minhub_py.cli.main:main"
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -93,6 +93,17 @@ def split(parts: int, dim: int = 0) -> Operation:
     )
 
 
+def split_by(sizes: str) -> Operation:
+    """Split a Hub tensor into native tensors along its rows. sizes: the config's name of their numbers of rows."""
+    return Operation(
+        f"split by {sizes}",
+        lambda tensors, sizes: tensors[0].split(sizes),
+        lambda tensors, sizes: [torch.cat(list(tensors))],
+        setting=sizes,
+        permutes=True,
+    )
+
+
 def _splitter(parts: int, dim: int) -> Operate:
     return lambda tensors: tensors[0].tensor_split(parts, dim)
 
@@ -349,7 +360,8 @@ class Mapped(Mapping[str, Tensor]):
         conversion = self._conversion[name]
         if conversion.operation.permutes and conversion.values:  # permute the row numbers to find the source rows
             [source] = (self._tensors[source] for source in conversion.sources)
-            [numbers] = conversion.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *conversion.values)
+            parts_of = conversion.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *conversion.values)
+            numbers = parts_of[conversion.targets.index(name)]
             return source[torch.cat([numbers[part.start : part.stop, 0] for part in parts])]
         slices = [self[name][part.start : part.stop] for part in parts]
         return slices[0] if len(slices) == 1 else torch.cat(slices)

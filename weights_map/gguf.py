@@ -17,6 +17,19 @@ from torch import Tensor
 
 from weights_map.engine import Operation, Row, Table
 
+Derive = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Encode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def no_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No further settings."""
+    return {}
+
+
+def no_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No further keys."""
+    return {}
+
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
@@ -32,6 +45,9 @@ class GGUFArchitecture:
         required: keys, without "<architecture>.", that are supported with one value only.
         sizes: tensors whose number of rows is a setting, to names in config.json.
         assumed: a description of settings that the files lack; "" if they are complete.
+        model_types: the Hub's model_types that are written as this architecture; () for model_type only.
+        encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
+            a setting.
     """
 
     name: str
@@ -39,10 +55,12 @@ class GGUFArchitecture:
     settings: Mapping[str, str]
     rows: tuple[Row, ...]
     flags: Mapping[str, str] = field(default_factory=dict)
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    derive: Derive = no_settings
     required: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     assumed: str = ""
+    model_types: tuple[str, ...] = ()
+    encode: Encode = no_keys
 
     @cached_property
     def table(self) -> Table:

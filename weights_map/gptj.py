@@ -19,7 +19,8 @@ table = Table(
         Row("transformer.ln_f.weight", "ln_f.weight", same),
         Row("transformer.ln_f.bias", "ln_f.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
-        Row("lm_head.bias", "lm_head.bias", same),
+        Row("lm_head.bias", "lm_head.bias", same, optional=True),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # The causal mask and the rotations, which old checkpoints store as weights.
         Row("transformer.h.{}.attn.bias", (), drop),
         Row("transformer.h.{}.attn.masked_bias", (), drop),

@@ -23,6 +23,7 @@ table = Table(
         Row("transformer.ln_f.weight", "ln_f.weight", same),
         Row("transformer.ln_f.bias", "ln_f.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.wte.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # The causal or local mask, which old checkpoints store as a weight.
         Row("transformer.h.{}.attn.attention.bias", (), drop),
         Row("transformer.h.{}.attn.attention.masked_bias", (), drop),

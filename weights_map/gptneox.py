@@ -25,6 +25,7 @@ table = Table(
         Row("gpt_neox.final_layer_norm.weight", "final_layer_norm.weight", same),
         Row("gpt_neox.final_layer_norm.bias", "final_layer_norm.bias", same),
         Row("embed_out.weight", "embed_out.weight", tie("gpt_neox.embed_in.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # The causal mask and the rotary frequencies, which old checkpoints store as weights.
         Row("gpt_neox.layers.{}.attention.bias", (), drop),
         Row("gpt_neox.layers.{}.attention.masked_bias", (), drop),

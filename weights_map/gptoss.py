@@ -37,5 +37,6 @@ table = Table(
         Row("model.layers.{}.mlp.experts.down_proj_bias", "layers.{}.mlp.experts.down_proj_bias", same),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
     ),
 )  # fmt: skip

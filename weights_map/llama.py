@@ -4,8 +4,12 @@ The Hub stores rotary dimensions of q and k as halves, as in the model file, so 
 architecture llama, which includes Mistral, stores them as pairs.
 """
 
-from weights_map.engine import Operation, Row, Table, drop, same, tie
-from weights_map.gguf import GGUFArchitecture, pairs_to_halves
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from weights_map.engine import SIDES, Operation, Row, Table, drop, same, tie
+from weights_map.gguf import Derive, Encode, GGUFArchitecture, no_keys, no_settings, pairs_to_halves
 
 table = Table(
     model_type="llama",
@@ -44,9 +48,46 @@ table = Table(
 )
 
 
-def gguf_architecture(name: str, q: Operation, k: Operation, **flags: str) -> GGUFArchitecture:
-    """A GGUF architecture. q, k: operations for the rows of q and k.    flags: setting=tensor."""
-    settings = {
+# Biases of layer norms, in relatives of Llama.
+NORM_BIASES = (
+    Row("model.layers.{}.input_layernorm.bias", "layers.{}.input_layernorm.bias", same),
+    Row("model.layers.{}.post_attention_layernorm.bias", "layers.{}.post_attention_layernorm.bias", same),
+    Row("model.norm.bias", "norm.bias", same),
+)
+GGUF_NORM_BIASES = (
+    Row("blk.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias", same),
+    Row("blk.{}.ffn_norm.bias", "model.layers.{}.post_attention_layernorm.bias", same),
+    Row("output_norm.bias", "model.norm.bias", same),
+)
+# Hub templates that some relatives do not have.
+HEAD_NORMS = ("model.layers.{}.self_attn.q_norm.weight", "model.layers.{}.self_attn.k_norm.weight")
+ATTENTION_BIASES = tuple(f"model.layers.{{}}.self_attn.{name}_proj.bias" for name in "qkvo")
+PLAIN = tuple(f"model.layers.{{}}.mlp.{name}_proj.bias" for name in ("gate", "up", "down"))
+
+
+def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
+    """The table of a relative of Llama: Llama's rows, except those with a Hub or native template of `rows`.
+
+    without: native templates that the model does not have.
+    """
+    hub = {template for row in rows for template in row.templates("hub")}
+    native = {*without, *(template for row in rows for template in row.templates("native"))}
+    others = [row for row in table.rows if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})]
+    return Table(model_type, (*others, *rows), (("", "model."),))
+
+
+def gguf_architecture(
+    name: str, q: Operation = same, k: Operation = same, *rows: Row, model_types: Sequence[str] = (),
+    without: Sequence[str] = (), settings: Mapping[str, str] = MappingProxyType({}), derive: Derive = no_settings,
+    encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}), flags: Mapping[str, str],
+) -> GGUFArchitecture:  # fmt: skip
+    """The GGUF architecture of Llama or a relative: Llama's rows, except those with a template of `rows`.
+
+    q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by default the name.
+    without: Hub templates that the model does not have.    settings: in addition to Llama's.    derive, encode,
+    required: see `GGUFArchitecture`.    flags: setting -> tensor.
+    """
+    common = {
         "context_length": "max_position_embeddings",
         "embedding_length": "hidden_size",
         "block_count": "num_hidden_layers",
@@ -56,7 +97,7 @@ def gguf_architecture(name: str, q: Operation, k: Operation, **flags: str) -> GG
         "attention.key_length": "head_dim",
         "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     }
-    rows = (
+    usual = (
         Row("token_embd.weight", "model.embed_tokens.weight", same),
         Row("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", same),
         Row("blk.{}.attn_q.weight", "model.layers.{}.self_attn.q_proj.weight", q),
@@ -81,17 +122,21 @@ def gguf_architecture(name: str, q: Operation, k: Operation, **flags: str) -> GG
         # Llama 3's frequency factors, a setting on the Hub.
         Row("rope_freqs.weight", (), drop),
     )
-    return GGUFArchitecture(name, name, settings, rows, {tensor: flag for flag, tensor in flags.items()})
+    replaced = {*without, *(template for row in rows for side in SIDES for template in row.templates(side))}
+    kept = [row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}]
+    model_types = model_types or (name,)
+    return GGUFArchitecture(
+        name, model_types[0], common | dict(settings), (*kept, *rows),
+        {tensor: flag for flag, tensor in flags.items()}, derive, required, model_types=tuple(model_types),
+        encode=encode,
+    )  # fmt: skip
 
+
+PAIRS = pairs_to_halves("num_attention_heads"), pairs_to_halves("num_key_value_heads")
+BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
 
 gguf = (
-    gguf_architecture(
-        "llama",
-        pairs_to_halves("num_attention_heads"),
-        pairs_to_halves("num_key_value_heads"),
-        attention_bias="blk.0.attn_q.bias",
-        mlp_bias="blk.0.ffn_gate.bias",
-    ),
-    gguf_architecture("qwen2", same, same),
-    gguf_architecture("qwen3", same, same, attention_bias="blk.0.attn_q.bias"),
+    gguf_architecture("llama", *PAIRS, model_types=("llama", "mistral", "internlm3"), flags=BIASES),
+    gguf_architecture("qwen2", flags={}),
+    gguf_architecture("qwen3", flags={"attention_bias": "blk.0.attn_q.bias"}),
 )

@@ -33,6 +33,7 @@ table = Table(
         Row("model.decoder.final_layer_norm.bias", "final_layer_norm.bias", same, optional=True),
         Row("model.decoder.project_out.weight", "project_out.weight", same, optional=True),
         Row("lm_head.weight", "lm_head.weight", tie("model.decoder.embed_tokens.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
     ),
     spellings=(("decoder.", "model.decoder."),),  # the first published files
 )  # fmt: skip

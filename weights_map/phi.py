@@ -27,7 +27,8 @@ table = Table(
         Row("model.final_layernorm.weight", "final_layernorm.weight", same),
         Row("model.final_layernorm.bias", "final_layernorm.bias", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
-        Row("lm_head.bias", "lm_head.bias", same),
+        Row("lm_head.bias", "lm_head.bias", same, optional=True),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # The rotary frequencies, which old checkpoints store as weights.
         Row("model.layers.{}.self_attn.rotary_emb.inv_freq", (), drop),
     ),

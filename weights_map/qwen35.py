@@ -37,6 +37,7 @@ table = Table(
         Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+        Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         # Multi-token prediction and vision layers.
         Row("mtp.*", (), drop),
         Row("model.visual.*", (), drop),

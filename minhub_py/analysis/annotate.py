@@ -30,7 +30,8 @@ from torch import Tensor
 from minhub_py.analysis.codebook import Codebook, codebook_of
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.prompts import Prompt, prompt_of
-from minhub_py.analysis.surprisal import Columns, as_texts
+from minhub_py.analysis.segments import as_texts
+from minhub_py.analysis.surprisal import Columns
 from minhub_py.analysis.tokens import encodings
 from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
@@ -135,8 +136,8 @@ def columns_of(probs: Array, present: Sequence[int], count: int, names: Sequence
     for number, row in zip(present, probs, strict=True):
         best[number] = names[int(row.argmax())]
     ordered = np.sort(result, axis=1)
-    columns: Columns = {"label": best, "prob": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2]}
-    return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
+    columns = Columns({"label": best, "prob": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2]})
+    return Columns(columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)})
 
 
 def calibrated(probs: Array, content_free: Array) -> Array:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
-from minhub_py.analysis.surprisal import Columns, as_texts
+from minhub_py.analysis.segments import as_texts
+from minhub_py.analysis.surprisal import Columns
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
 from minhub_py.inference.generate import check_prompts
@@ -88,8 +89,8 @@ def classify(
     for number in present:
         if not np.isnan(result[number]).any():
             best[number] = names[int(result[number].argmax())]
-    columns: Columns = {"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])}
-    return columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)}
+    columns = Columns({"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])})
+    return Columns(columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)})
 
 
 def zero_shot(
@@ -171,11 +172,13 @@ def rerank(
             raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
     scores = scores if raw_scores else scores.sigmoid()
     order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
-    return {
-        "text": order.numpy(),
-        "rank": np.arange(1, len(order) + 1),
-        "score": scores[order].numpy(),
-    }
+    return Columns(
+        {
+            "text": order.numpy(),
+            "rank": np.arange(1, len(order) + 1),
+            "score": scores[order].numpy(),
+        }
+    )
 
 
 def answers(

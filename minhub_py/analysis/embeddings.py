@@ -125,7 +125,7 @@ def embedded_ids(model: Any, tokenizer: Any, texts: Iterable[Text], prompt: str 
     text = prompt_of(settings, prompt)
     if truncates(model):
         inputs = truncated_inputs(model, tokenizer, list(texts), settings, text)
-        return [[] if row is None else row.ids for row in inputs]
+        return [[] if row is None else list(row.ids) for row in inputs]
     return ids_of_texts(model, tokenizer, [text + row if isinstance(row, str) else row for row in texts])
 
 
@@ -140,20 +140,22 @@ def embeddings_of_inputs(
     if not isinstance(model, Encoder):
         size, states = hidden_states_of_decoder(model, rows, layer)
     else:
-        size = getattr(model.config, "hidden_size")  # noqa: B009  # every encoder has it
+        size = model.size
         states = hidden_states(model, rows) if layer == -1 else hidden_states_of_layer(model, rows, layer)
     no_pooling = settings.pooling == ("none",)
-    absent = torch.empty(0, size) if no_pooling else torch.full((size * len(settings.pooling),), torch.nan)
-    results = [absent] * len(texts)
+    matrices = [torch.empty(0, size)] * len(texts) if no_pooling else []
+    # Written to in place: a list of vectors would take as much memory again.
+    vectors = torch.full((0 if no_pooling else len(texts), size * len(settings.pooling)), torch.nan)
     processed, total = 0, sum(len(row.ids) for row in rows)
     for i, x in states:
-        results[numbers[i]] = x if no_pooling else pooled(x, settings, rows[i].prompt)
+        if no_pooling:
+            matrices[numbers[i]] = x
+        else:
+            vectors[numbers[i]] = pooled(x, settings, rows[i].prompt)
         processed += len(x)
         if progress is not None:
             progress(processed, total)
-    if no_pooling:
-        return results
-    return torch.stack(results) if results else torch.empty(0, len(absent))
+    return matrices if no_pooling else vectors
 
 
 def truncated_inputs(
@@ -166,11 +168,11 @@ def truncated_inputs(
         rows = [texts[number].lower() if settings.lower_case else texts[number] for number in strings]
         encoded = inputs_of(model, tokenizer, rows, max_length=settings.max_length, prompt=prompt)
         for number, row in zip(strings, encoded, strict=True):
-            inputs[number] = row if row.ids else None
+            inputs[number] = row.packed() if row.ids else None
     lists = [n for n, text in enumerate(texts) if not isinstance(text, str) and not is_missing(text)]
     for number, ids in zip(lists, ids_of_texts(model, tokenizer, [texts[n] for n in lists]), strict=True):
         if ids:
-            inputs[number] = Input(ids, [0] * len(ids))
+            inputs[number] = Input(ids, [0] * len(ids)).packed()
     return inputs
 
 
@@ -189,7 +191,7 @@ def hidden_states_of_decoder(
     """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each input."""
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
-    windows = [Window(row.ids, 0, i, 0) for i, row in enumerate(inputs)]
+    windows = [Window(list(row.ids), 0, i, 0) for i, row in enumerate(inputs)]
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress
-from minhub_py.analysis.surprisal import Columns, as_texts
+from minhub_py.analysis.segments import as_texts
+from minhub_py.analysis.surprisal import Columns
 from minhub_py.analysis.tokens import token_strings
 from minhub_py.inference.arguments import check_tokenizer, model_of, whole
 from minhub_py.models.base import Encoder
@@ -91,14 +92,16 @@ def predict_masks(
         ids = torch.tensor(target_ids)[order]
     counts = np.bincount([number for number, _ in positions], minlength=len(masked))
     count = ids.size(1)
-    columns: Columns = {
-        "text": np.repeat(np.array([number for number, _ in positions], np.int64), count),
-        "mask": np.repeat(np.array([i for masks in counts for i in range(masks)], np.int64), count),
-        "token": token_strings(tokenizer, ids.flatten().tolist()),
-        "id": ids.flatten().numpy(),
-        "prob": values.flatten().double().exp().numpy(),
-        "logprob": values.flatten().numpy(),
-    }
+    columns = Columns(
+        {
+            "text": np.repeat(np.array([number for number, _ in positions], np.int64), count),
+            "mask": np.repeat(np.array([i for masks in counts for i in range(masks)], np.int64), count),
+            "token": token_strings(tokenizer, ids.flatten().tolist()),
+            "id": ids.flatten().numpy(),
+            "prob": values.flatten().double().exp().numpy(),
+            "logprob": values.flatten().numpy(),
+        }
+    )
     return columns, [number for number, text in enumerate(masked) if counts[number] < text.count(mask)]
 
 
@@ -187,7 +190,7 @@ def score_targets(
     if positions:
         values = logprobs_at(model, inputs, positions, progress, expected).double().numpy()
         np.add.at(result, owners, values)
-    return {"tokens": np.array([len(tokens) for tokens in ids], np.int64), "logprob": result}, truncated
+    return Columns(tokens=np.array([len(tokens) for tokens in ids], np.int64), logprob=result), truncated
 
 
 def pseudo_logprobs(
@@ -252,12 +255,14 @@ def score_tokens(
             expected.append(id)
             owners.append(number)
     values = logprobs_at(model, inputs, positions, progress, expected) if inputs else torch.empty(0)
-    columns: Columns = {
-        "text": np.array(owners, np.int64),
-        "token": token_strings(tokenizer, expected),
-        "id": np.array(expected, np.int64),
-        "logprob": values.numpy(),
-    }
+    columns = Columns(
+        {
+            "text": np.array(owners, np.int64),
+            "token": token_strings(tokenizer, expected),
+            "id": np.array(expected, np.int64),
+            "logprob": values.numpy(),
+        }
+    )
     return columns, truncated
 
 

@@ -216,6 +216,34 @@ def plot_estimates(estimates: "Estimates", path: str | os.PathLike[str] | None) 
     return save(figure, path)
 
 
+def plot_accuracy(accuracy: dict[str, Any], path: str | os.PathLike[str] | None) -> "Figure":
+    """The accuracy of each phenomenon with its interval, from the largest. The last row is that of all pairs."""
+    rows = list(zip(*(accuracy[name] for name in ("phenomenon", "n", "accuracy", "lower", "upper")), strict=True))
+    total = rows.pop() if len(rows) > 1 else None
+    rows = sorted((row for row in rows if row[1]), key=lambda row: -row[2]) + ([total] if total else [])
+    if not rows:
+        raise ValueError("no pair has a result: check the sentences")
+    longest = max(len(row[0]) for row in rows)
+    figure = new_figure(4.5 + 0.07 * min(longest, 60), 1.4 + 0.24 * len(rows))
+    axes = figure.subplots()
+    axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle="--")
+    for y, (_, _, share, lower, upper) in enumerate(rows):
+        color = VERMILLION if total and y == len(rows) - 1 else BLUE
+        axes.errorbar(
+            [share], [y], xerr=[[max(share - lower, 0)], [max(upper - share, 0)]], fmt="o", color=color, capsize=3
+        )
+    names = [f"{printable(name) if len(name) <= 60 else name[:59] + '…'} ({n:,})" for name, n, *_ in rows]
+    axes.set_yticks(range(len(rows)), [name.replace("$", r"\$") for name in names])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel("accuracy with 95 % interval (dashed: chance)")
+    axes.grid(axis="x", color="#e6e8eb", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return save(figure, path)
+
+
 TITLES = {"resid": "Residual stream", "attn": "Attention", "mlp": "MLP", "heads": "Heads, all positions"}
 
 

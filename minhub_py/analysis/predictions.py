@@ -35,6 +35,10 @@ Progress = Callable[[int, int], object]
 # and the position that each row predicts. Texts with a common prefix share rows.
 Consumer = Callable[[Tensor, list[int], list[int], list[int]], object]
 
+# Computes a number for each distribution from `shifted`, logits (n, V) minus the largest of their row; `weights`, their
+# exponentials; and `total` (n,), the sum of the weights. It changes none of them.
+Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 class Span(NamedTuple):
     """Positions `start` to `end` (exclusive) of a text, each predicted from the tokens before it; `start` is 1 or more.
@@ -255,20 +259,22 @@ def predict_targets(runner: Runner, spans: Sequence[Span], consume: Consumer) ->
                 consume(logits, [position - 1 - start for position in positions], [text] * len(positions), [*positions])
 
 
-def log_normalizers(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-normalizer of each row of logits (n, V), and its entropy in bits: (n,) float32 each.
+def log_normalizers(logits: Tensor, measures: Sequence[Measure] = ()) -> tuple[Tensor, ...]:
+    """The log-normalizer of each row of logits (n, V), its entropy in bits, and `measures`: (n,) float32 each.
 
     Logits minus log-normalizer are log-probabilities. ValueError: logits are NaN or infinite.
     """
-    normalizers, entropies = [], []
+    parts = []
     with one_thread(logits):
         for part in logits.split(EXP_ROWS if logits.device.type == "cpu" else len(logits)):
             largest = part.amax(dim=-1, keepdim=True).float()
             shifted = part - largest  # float32
             weights = shifted.exp()
             total = weights.sum(dim=-1)
-            normalizers.append(largest.squeeze(1) + total.log())
-            entropies.append((total.log() - weights.mul_(shifted).sum(dim=-1) / total) / math.log(2))
-    result = torch.cat(normalizers)
-    check_finite(result)
-    return result, torch.cat(entropies)
+            more = [measure(shifted, weights, total) for measure in measures]
+            normalizers = largest.squeeze(1) + total.log()
+            entropies = (total.log() - weights.mul_(shifted).sum(dim=-1) / total) / math.log(2)
+            parts.append((normalizers, entropies, *more))
+    result = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    check_finite(result[0])
+    return result

@@ -67,12 +67,14 @@ def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -
     scores = similarity(query, texts, method).nan_to_num(-torch.inf)
     k = min(whole("k", k, 1), int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0)
     best = scores.topk(k, dim=1)
-    return {
-        "query": np.repeat(np.arange(len(scores)), k),
-        "text": best.indices.flatten().numpy(),
-        "rank": np.tile(np.arange(1, k + 1), len(scores)),
-        "score": best.values.flatten().numpy(),
-    }
+    return Columns(
+        {
+            "query": np.repeat(np.arange(len(scores)), k),
+            "text": best.indices.flatten().numpy(),
+            "rank": np.tile(np.arange(1, k + 1), len(scores)),
+            "score": best.values.flatten().numpy(),
+        }
+    )
 
 
 def matrix(name: str, values: Any) -> Tensor:

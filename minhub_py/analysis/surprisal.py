@@ -10,25 +10,40 @@ pangoling (Nicenboim, Emmerly and Cassani), so that the results are equal.
 import itertools
 import math
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from reprlib import repr as brief
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 from warnings import warn
 
 import numpy as np
 from torch import Tensor
 
+from minhub_py.analysis.measures import (
+    Boundaries,
+    Measures,
+    add_lags,
+    boundaries_of,
+    correction,
+    measures_of,
+    renyi_entropy,
+)
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.scores import Scores
-from minhub_py.analysis.tokens import encodings, is_missing, token_strings
-from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters
-from minhub_py.inference.arguments import check_tokenizer, decoder_of, whole
+from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
+from minhub_py.analysis.tokens import encodings, token_strings
+from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
+from minhub_py.system import html
 from minhub_py.system.spelling import setting
 
-Columns = dict[str, Any]  # arrays or lists of equal length, by name
+NO_MEASURES = Measures()
+
+
+class Columns(dict[str, Any]):
+    """Arrays or lists of equal length, by name. Notebooks show a table."""
+
+    def _repr_html_(self) -> str:
+        return html.table(self)
 
 
 def word_logprobs(
@@ -42,6 +57,10 @@ def word_logprobs(
     sep: str = " ",
     ignore_regex: str = "",
     bos: bool | None = None,
+    correct: str | None = None,
+    renyi: float | Iterable[float] | None = None,
+    premise: str | None = None,
+    lags: int = 0,
     progress: Progress | None = None,
 ) -> Columns:
     r"""Compute the log-probability, surprisal and entropy of each word, given the words before it in its text.
@@ -62,25 +81,35 @@ def word_logprobs(
             separate tokens.
         bos: Whether the model's beginning-of-sequence token is put before each text, so that first words have a
             context. By default, the tokenizer decides.
+        correct: Correction at word boundaries, for tokenizers that mark the beginning of a word (GPT-2, Llama):
+            "pimentel" or "oh". The probabilities of all words after a context then sum to 1. analysis/measures.py
+            states the formula and the treatment of first and last words.
+        renyi: Orders of Rényi entropies, such as 0.5 or [0.5, 2].
+        premise: Text before each word instead of its context, for PMI. "" requires `bos`.
+        lags: Number of previous words of the text whose surprisal and entropy are added (spillover).
         progress: Called with the number of processed tokens and the total.
 
     Returns:
         Columns of one value per word, in the order of `words`: tokens (their number), logprob (nats), surprisal (bits)
         and entropy (bits, of the distribution of the word's first token). Missing words and words without a text have 0
         tokens and NaN. The first word of a text is NaN if it has no context. Words that share a token or have no token
-        are NaN, with a warning.
+        are NaN, with a warning that counts and lists them. Further columns: renyi_ORDER (bits, of the distribution of
+        the word's first token); pmi (bits: the log-probability after the context minus that after `premise`);
+        surprisal_lag1, entropy_lag1, surprisal_lag2 and so on, which skip missing words.
 
     Raises:
         ValueError: The model is an encoder-decoder or not a model of this package; the tokenizer does not match the
-            model; columns differ in length; or a word has white space next to a `sep` that is a space.
+            model, or does not mark words for `correct`; columns differ in length; or a word has white space next to a
+            `sep` that is a space.
     """
     model = decoder_of(model, "word_logprobs()")
     refuse_encoder_decoder(model)
+    measures = measures_of(correct, renyi, premise, lags, ignored=bool(ignore_regex))
     words = as_texts("words", words)
     texts = texts_of_words(words, by, word_n, context)
     return segment_logprobs(
-        model, tokenizer, texts, len(words), sep=sep, ignored=ignored_ids(tokenizer, ignore_regex), bos=bos,
-        progress=progress,
+        model, tokenizer, texts, words, sep=sep, ignored=ignored_ids(tokenizer, ignore_regex), bos=bos,
+        measures=measures, progress=progress,
     )  # fmt: skip
 
 
@@ -93,6 +122,9 @@ def target_logprobs(
     sep: str = " ",
     ignore_regex: str = "",
     bos: bool | None = None,
+    correct: str | None = None,
+    renyi: float | Iterable[float] | None = None,
+    premise: str | None = None,
     progress: Progress | None = None,
 ) -> Columns:
     """Compute the log-probability, surprisal and entropy of each target, given its context.
@@ -109,6 +141,9 @@ def target_logprobs(
         sep: Separator between context and target; unused for an encoder-decoder.
         ignore_regex: As in `word_logprobs`.
         bos: As in `word_logprobs`; unused for an encoder-decoder.
+        correct: As in `word_logprobs`.
+        renyi: As in `word_logprobs`.
+        premise: As in `word_logprobs`.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
@@ -121,8 +156,11 @@ def target_logprobs(
     contexts, targets = as_texts("contexts", contexts), as_texts("targets", targets)
     if len(contexts) != len(targets):
         raise ValueError(f"{len(targets)} targets for {len(contexts)} contexts: pass one target per context")
+    measures = measures_of(correct, renyi, premise, ignored=bool(ignore_regex))
     ignored = ignored_ids(tokenizer, ignore_regex)
-    return pair_logprobs(model, tokenizer, contexts, targets, sep=sep, ignored=ignored, bos=bos, progress=progress)
+    return pair_logprobs(
+        model, tokenizer, contexts, targets, sep=sep, ignored=ignored, bos=bos, measures=measures, progress=progress
+    )
 
 
 def next_tokens(
@@ -159,7 +197,7 @@ def next_tokens(
 
     def consume(logits: Tensor, rows: list[int], numbers: list[int], _: list[int]) -> None:
         logits = logits.float()
-        normalizers, _entropies = log_normalizers(logits)
+        normalizers = log_normalizers(logits)[0]
         best = logits.topk(n, dim=-1)
         logprobs[numbers] = (best.values - normalizers.unsqueeze(1))[rows].cpu()
         ids[numbers] = best.indices[rows].cpu()
@@ -169,70 +207,33 @@ def next_tokens(
     else:
         spans = [Span(prompt, len(prompt), len(prompt) + 1) for prompt in prompts]
     predict(model, spans, consume, progress)
-    return {
-        "context": np.repeat(np.arange(len(prompts)), n),
-        "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
-        "id": ids.reshape(-1),
-        "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
-        "logprob": logprobs.reshape(-1),
-    }
-
-
-@dataclass(frozen=True)
-class Segments:
-    """A text in parts, and the row of the result for each part; None for a part that is not scored."""
-
-    parts: list[str]
-    rows: list[int | None]
-
-
-def texts_of_words(
-    words: Sequence[str | None],
-    by: Iterable[Hashable] | None,
-    word_n: Iterable[float] | None,
-    context: str | Iterable[str | None] | None,
-) -> list[Segments]:
-    """Group words into texts, sorted and after their context. ValueError: columns do not match the words."""
-    groups = [0] * len(words) if by is None else column("by", by, len(words))
-    order = [0] * len(words) if word_n is None else column("word_n", word_n, len(words))
-    if any(map(is_missing, order)):
-        raise ValueError("word_n has missing values: pass the position of every word in its text")
-    if context is None or isinstance(context, str):
-        contexts: list[str | None] = [context] * len(words)
-    else:
-        contexts = as_texts("context", column("context", context, len(words)))
-    rows_by_group: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(groups):
-        if not is_missing(group):
-            rows_by_group.setdefault(group, []).append(row)
-    texts = []
-    for group, rows in rows_by_group.items():
-        prefixes = {contexts[row] or "" for row in rows}
-        if len(prefixes) > 1:
-            advice = "use the same for all of its words"
-            if by is None:
-                advice = f"pass {setting('by')}, or use target_logprobs()"
-            raise ValueError(f"the words of text {group!r} have different contexts: {advice}")
-        prefix = [text for text in prefixes if text]
-        scored = sorted(((row, word) for row in rows if (word := words[row])), key=lambda item: order[item[0]])
-        parts = prefix + [word for _, word in scored]
-        texts.append(Segments(parts, [None] * len(prefix) + [row for row, _ in scored]))
-    return texts
+    return Columns(
+        {
+            "context": np.repeat(np.arange(len(prompts)), n),
+            "token": token_strings(tokenizer, ids.reshape(-1).tolist()),
+            "id": ids.reshape(-1),
+            "prob": np.exp(logprobs.reshape(-1).astype(np.float64)),
+            "logprob": logprobs.reshape(-1),
+        }
+    )
 
 
 def segment_logprobs(
     model: LanguageModel,
     tokenizer: Any,
     texts: Sequence[Segments],
-    count: int,
+    words: Sequence[str | None],
     *,
     sep: str = " ",
     ignored: Collection[int] = (),
     bos: bool | None = None,
+    measures: Measures = NO_MEASURES,
     progress: Progress | None = None,
 ) -> Columns:
-    """The columns of `word_logprobs` for the parts of texts. count: rows.    ignored: token IDs that add nothing."""
+    """The columns of `word_logprobs` for the parts of texts. words: of each row.    ignored: IDs that add nothing."""
+    count = len(words)
     bos_id = bos_token_id(model) if bos else None
+    boundaries = None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
     spans = []
     token_rows: list[list[int]] = []  # for each token of each text, the row that it adds to; `count` for none
     examples: list[tuple[str, str]] = []
@@ -246,94 +247,33 @@ def segment_logprobs(
             owners.insert(0, None)
         rows = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
         start = next((position for position, row in enumerate(rows) if row != count), len(ids))
-        spans.append(Span(ids, max(start, 1), max(len(ids), 1)))
+        spans.append(Span(ids, max(start, 1), max(len(ids), 1) + (boundaries is not None and start < len(ids))))
         token_rows.append(rows)
-    scores = Scores(model, spans, progress)
-    # A special token at the start of a word's text has no context and is not part of the word.
-    special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    firsts = scores.offsets[:-1][np.diff(scores.offsets) > 0]
-    scores.logprobs[firsts[np.isin(scores.ids[firsts], special)]] = 0
-    columns = sum_by_row(scores, token_rows, count, ignored)
-    for name in ("logprob", "surprisal", "entropy"):
+    columns = row_values(model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress)
+    for name in set(columns) - {"tokens"}:
         columns[name][list(undefined)] = np.nan
     if examples:
-        warn(describe_shared(len(undefined), examples[0]), stacklevel=3)
+        warn(describe_shared(len(undefined), examples), stacklevel=3)
+    if measures.premise is not None:
+        columns["pmi"] = pmi(model, tokenizer, words, columns, sep=sep, ignored=ignored, bos=bos, measures=measures)
+    add_lags(columns, [text.rows for text in texts], measures.lags)
     return columns
 
 
-def target_ids(
-    model: LanguageModel, tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], sep: str = " "
-) -> list[tuple[list[int], list[int]]]:
-    """Token IDs of each context and of its target. Both are encoded as one text, joined by `sep`.
-
-    The list is empty for a target without known characters and, with a warning, for a target that shares a token with
-    its context.
-
-    ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
-    """
-    texts = [Segments(list(pair), [None, None]) for pair in zip(contexts, targets, strict=True)]
-    pairs: list[tuple[list[int], list[int]]] = []
-    examples: list[tuple[str, str]] = []
-    for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep):
-        start = owners.index(1) if 1 in owners and text.parts[1] and not shared else len(ids)
-        pairs.append((ids[:start], ids[start:]))
-        if shared:
-            examples.append((text.parts[0], text.parts[1]))
-    if examples:
-        warn(describe_shared(len(examples), examples[0]), stacklevel=3)
-    return pairs
-
-
-def encode_parts(
-    model: LanguageModel, tokenizer: Any, texts: Sequence[Segments], sep: str, *, add_special_tokens: bool = True
-) -> Iterator[tuple[Segments, list[int], list[int | None], list[tuple[int, int]]]]:
-    """Each text, joined by `sep`, and the result of `owners_of` for its encoding. ValueError: as `target_ids`."""
-    check_tokenizer(tokenizer, "encode_batch")
-    for text in texts:
-        for before, after in itertools.pairwise(text.parts):
-            check_joint(before, after, sep)
-    texts = without_unknown(tokenizer, texts)
-    lines = (sep.join(text.parts) for text in texts)
-    encoded = encodings(model, tokenizer, lines, add_special_tokens=add_special_tokens)
-    for text, encoding in zip(texts, encoded, strict=True):
-        yield text, *owners_of(encoding, text.parts, sep)
-
-
-def check_joint(before: str, after: str, sep: str, source: str = "") -> None:
-    """ValueError: `sep` is a space, and one of its neighbors has white space there: the space would be doubled.
-
-    source: the file and row of the texts, for the message.
-    """
-    if sep != " " or not (before[-1:].isspace() or after[:1].isspace()):
-        return
-    text = f"{brief(after)} starts" if after[:1].isspace() else f"{brief(before)} ends"
-    raise ValueError(
-        f"{source}{text} with white space, and {setting('sep')} is a space, which would double it: remove the white "
-        f"space, or set {setting('sep')} to an empty string"
-    )
-
-
-def describe_shared(count: int, example: tuple[str, str]) -> str:
-    """The warning for words that share a token."""
-    subject = "1 word has" if count == 1 else f"{count} words have"
-    before, after = example
-    return (
-        f"{subject} no log-probability, because a token contains parts of two words, such as {before!r} and {after!r}: "
-        "merge such words, or choose another sep"
-    )
-
-
-def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
-    """The texts without characters that the tokenizer drops, which would shift its offsets; with a warning."""
-    if tokenizer.token_to_id("<unk>") is not None:
-        return texts
-    characters = sorted({char for text in texts for part in text.parts for char in part})
-    unknown = unknown_characters(tokenizer, "".join(characters))
-    if not unknown:
-        return texts
-    warn(describe_unknown(tokenizer, unknown), stacklevel=4)
-    table = dict.fromkeys(map(ord, unknown))
-    return [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
+def pmi(
+    model: LanguageModel, tokenizer: Any, words: Sequence[str | None], columns: Columns, *, sep: str,
+    ignored: Collection[int], bos: bool | None, measures: Measures,
+) -> Any:  # fmt: skip
+    """The pointwise mutual information (bits) of each word and its context, relative to `measures.premise`."""
+    unique = list(dict.fromkeys(words))
+    alone = pair_logprobs(
+        model, tokenizer, [measures.premise] * len(unique), unique, sep=sep, ignored=ignored, bos=bos,
+        measures=Measures(measures.correct),
+    )  # fmt: skip
+    if not measures.premise and model.decoder_start is None and np.isnan(alone["logprob"]).all() and any(unique):
+        raise ValueError(f"an empty premise needs a token before each word: set {setting('bos', True)}, or a premise")
+    numbers = {word: number for number, word in enumerate(unique)}
+    return (columns["logprob"] - alone["logprob"][[numbers[word] for word in words]]) / math.log(2)
 
 
 def pair_logprobs(
@@ -345,6 +285,7 @@ def pair_logprobs(
     sep: str = " ",
     ignored: Collection[int] = (),
     bos: bool | None = None,
+    measures: Measures = NO_MEASURES,
     progress: Progress | None = None,
 ) -> Columns:
     """The columns of `target_logprobs`. ignored: token IDs that add nothing."""
@@ -360,7 +301,10 @@ def pair_logprobs(
             Segments([context, target], [None, row]) if context else Segments([target], [row])
             for row, context, target in pairs
         ]
-        return segment_logprobs(model, tokenizer, texts, count, sep=sep, ignored=ignored, bos=bos, progress=progress)
+        return segment_logprobs(
+            model, tokenizer, texts, targets, sep=sep, ignored=ignored, bos=bos, measures=measures, progress=progress
+        )
+    boundaries = None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
     spans, token_rows = [], []
     inputs = encodings(model, tokenizer, [context for _, context, _ in pairs])
     outputs = encodings(model, tokenizer, [target for _, _, target in pairs])
@@ -368,47 +312,46 @@ def pair_logprobs(
         if not source.ids:
             raise ValueError(f"the context {context!r} has no tokens: pass a text that is not empty")
         ids, owners, _ = owners_of(output, [target], sep)
-        spans.append(Span([start, *ids], 1, len(ids) + 1, tuple(source.ids)))
+        spans.append(Span([start, *ids], 1, len(ids) + 1 + (boundaries is not None), tuple(source.ids)))
         token_rows.append([count] + [count if part is None else row for part in owners])
-    return sum_by_row(Scores(model, spans, progress), token_rows, count, ignored)
+    columns = row_values(model, tokenizer, spans, token_rows, count, ignored, measures, boundaries, progress)
+    if measures.premise is not None:
+        columns["pmi"] = pmi(model, tokenizer, targets, columns, sep=sep, ignored=ignored, bos=bos, measures=measures)
+    return columns
 
 
-def sum_by_row(scores: Scores, token_rows: Sequence[Sequence[int]], count: int, ignored: Collection[int]) -> Columns:
+def row_values(
+    model: LanguageModel, tokenizer: Any, spans: Sequence[Span], token_rows: Sequence[Sequence[int]], count: int,
+    ignored: Collection[int], measures: Measures, boundaries: Boundaries | None, progress: Progress | None,
+) -> Columns:  # fmt: skip
     """Sum the scores of tokens into `count` rows. token_rows: the row of each token of each text; `count` for none."""
+    renyi = measures.renyi_columns
+    needed = {name: renyi_entropy(order) for name, order in renyi.items()}
+    scores = Scores(model, spans, progress, needed | (boundaries.measures() if boundaries else {}))
+    if model.decoder_start is None:
+        # A special token at the start of a word's text has no context and is not part of the word.
+        special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        firsts = scores.offsets[:-1][np.diff(scores.offsets) > 0]
+        scores.logprobs[firsts[np.isin(scores.ids[firsts], special)]] = 0
     rows = np.fromiter(itertools.chain.from_iterable(token_rows), np.int64)
     logprobs = np.where(np.isin(scores.ids, list(ignored)), 0.0, scores.logprobs)
     tokens = np.bincount(rows, minlength=count + 1)[:count]
     total = np.bincount(rows, logprobs, minlength=count + 1)[:count].astype(float)
     total[tokens == 0] = np.nan
-    entropies = np.full(count + 1, np.nan)
+    if boundaries is not None:
+        ids = [span.ids for span in spans]
+        total += correction(scores.measures, scores.slots, ids, token_rows, count, boundaries)
     unique, first = np.unique(rows, return_index=True)
-    entropies[unique] = scores.entropies[first]
-    return {
-        "tokens": tokens,
-        "logprob": total,
-        "surprisal": 0.0 - total / math.log(2),
-        "entropy": entropies[:count],
-    }
-
-
-def owners_of(
-    encoding: Any, parts: Sequence[str], sep: str
-) -> tuple[list[int], list[int | None], list[tuple[int, int]]]:
-    """The token IDs of an encoding without special tokens at its end, and the part of each; None for a special token.
-
-    Third, the first and the last part of each token that spans several parts.
-    """
-    ends = np.cumsum([len(part) for part in parts]) + len(sep) * np.arange(len(parts))
-    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-    last = np.maximum.accumulate(np.minimum(np.searchsorted(ends, offsets[:, 1]), len(parts) - 1))
-    first = np.searchsorted(ends, offsets[:, 0], side="right")
-    special = encoding.special_tokens_mask
-    count = len(special)
-    while count and special[count - 1]:
-        count -= 1
-    shared = [(int(first[i]), int(last[i])) for i in np.flatnonzero(first < last) if not special[i]]
-    owners = [None if special[i] else int(last[i]) for i in range(count)]
-    return list(encoding.ids[:count]), owners, shared
+    columns = Columns({"tokens": tokens, "logprob": total, "surprisal": 0.0 - total / math.log(2)})
+    at_token = np.arange(len(rows)) + np.repeat(np.arange(len(spans)), np.diff(scores.offsets))
+    for name, values in {
+        "entropy": scores.entropies,
+        **{name: scores.measures[name][at_token] for name in renyi},
+    }.items():
+        column = np.full(count + 1, np.nan)
+        column[unique] = values[first]
+        columns[name] = column[:count]
+    return columns
 
 
 def ignored_ids(tokenizer: Any, pattern: str) -> Collection[int]:
@@ -447,24 +390,3 @@ def bos_token_id(model: LanguageModel) -> int:
     if id is None:
         raise ValueError(f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset")
     return int(id)
-
-
-def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:
-    """A list of strings, with None for missing values. ValueError: other values."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list of strings, not {brief(values)}")
-    texts = [None if is_missing(value) else value for value in values]
-    for number, text in enumerate(texts):
-        if not isinstance(text, str | None):
-            raise ValueError(f"{name} must be strings, but number {number} is {brief(text)}")
-    return texts
-
-
-def column(name: str, values: Iterable[Any], count: int) -> list[Any]:
-    """A list of `count` values. ValueError: not a list, or a different length."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list with one value per word, not {brief(values)}")
-    values = list(values)
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} values for {count} words: pass one value per word")
-    return values

@@ -6,17 +6,18 @@ Sources
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from minhub_py.analysis.encoders import TEXTS, Input, hidden_states, inputs_of, special_tokens_before
+from minhub_py.analysis.encoders import TEXTS, hidden_states, special_tokens_before, windows_of_texts
 from minhub_py.analysis.predictions import Progress
-from minhub_py.analysis.surprisal import Columns, as_texts
-from minhub_py.inference.arguments import model_of
+from minhub_py.analysis.segments import as_texts
+from minhub_py.analysis.surprisal import Columns
+from minhub_py.inference.arguments import model_of, whole
 from minhub_py.models.base import Encoder
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -43,6 +44,7 @@ def classify_tokens(
     *,
     aggregation: Aggregation = "simple",
     ignore: Sequence[str] = ("O",),
+    stride: int | None = None,
     progress: Progress | None = None,
 ) -> Columns:
     """Label the tokens of texts, for example to recognize names, with a checkpoint for token classification.
@@ -52,12 +54,14 @@ def classify_tokens(
     Args:
         model: An encoder with a token classification head.
         tokenizer: The model's tokenizer.
-        texts: Texts; None for a missing text. Longer texts are truncated at the maximum length.
+        texts: Texts; None for a missing text. A text longer than the maximum length is divided into overlapping
+            windows; a token has the label of the window in which it has more context.
         aggregation: How to join tokens, as in transformers' pipeline. "simple" joins adjacent tokens of one label,
             without its prefix B- or I-, unless a label begins with B-. "first", "average" and "max" do the same with
             words: a word has the label of its first token, the most likely label of its mean probabilities, or the
             label with the largest probability. "none" returns each token.
         ignore: Labels to leave out. "O" is the label of tokens outside of all entities.
+        stride: Number of tokens in which two windows of a long text overlap. Default: half of the tokens of a window.
         progress: Called with the number of processed tokens and the total.
 
     Returns:
@@ -66,7 +70,8 @@ def classify_tokens(
         tokens or words).
 
     Raises:
-        ValueError: The model has no token classification head, or `aggregation` is unknown.
+        ValueError: The model has no token classification head, `aggregation` is unknown, or `stride` is not less than
+            the number of tokens of a window.
     """
     model = model_of(model, "classify_tokens()")
     if not isinstance(model, Encoder) or model.config.head != "tokens":
@@ -76,12 +81,14 @@ def classify_tokens(
         )
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {brief(aggregation)}")
+    if stride is not None:
+        stride = whole("stride", stride, 0)
     rows = as_texts("texts", texts)
     present = [number for number, text in enumerate(rows) if text]
     columns: dict[str, list[Any]] = {name: [] for name in ("text", "word", "start", "end", "label", "prob")}
     for start in range(0, len(present), TEXTS):
         numbers = present[start : start + TEXTS]
-        tokens = tokens_of(model, tokenizer, [rows[number] or "" for number in numbers], progress)
+        tokens = tokens_of(model, tokenizer, [rows[number] or "" for number in numbers], stride, progress)
         for number, row in zip(numbers, tokens, strict=True):
             for first, last, label, prob in entities(row, model.config.labels, aggregation):
                 if label not in ignore:
@@ -89,43 +96,47 @@ def classify_tokens(
                     for name, value in zip(columns, values, strict=True):
                         columns[name].append(value)
     kinds = {"text": np.int64, "start": np.int64, "end": np.int64, "prob": np.float32}
-    return {name: np.array(values, kinds[name]) if name in kinds else values for name, values in columns.items()}
+    return Columns(
+        (name, np.array(values, kinds[name]) if name in kinds else values) for name, values in columns.items()
+    )
 
 
 @torch.inference_mode()
 def tokens_of(
-    model: Encoder, tokenizer: Any, texts: Sequence[str], progress: Progress | None = None
+    model: Encoder, tokenizer: Any, texts: Sequence[str], stride: int | None = None, progress: Progress | None = None
 ) -> list[list[Token]]:
     """The tokens of each text without special tokens, with the probabilities of their labels."""
     settings = model.embedding_settings
     max_length = None if settings is None else settings.max_length
-    rows = enumerate(inputs_of(model, tokenizer, texts, max_length=max_length, encodings=True))
-    numbered = [(number, row) for number, row in rows if row.ids]
-    inputs = [row for _, row in numbered]
+    encoded = windows_of_texts(model, tokenizer, texts, max_length=max_length, stride=stride)
+    windows = [(number, *window) for number, (_, part) in enumerate(encoded) for window in part]
+    inputs = [row for _, row, *_ in windows]
     before, parameter = special_tokens_before(tokenizer), next(model.parameters())
-    results: list[list[Token]] = [[] for _ in texts]
+    results = [
+        [Token(start, end, np.empty(0), continues)
+         for (start, end), continues in zip(encoding.offsets, continued(tokenizer, encoding, text), strict=True)]
+        for (encoding, _), text in zip(encoded, texts, strict=True)
+    ]  # fmt: skip
     processed, total = 0, sum(len(row.ids) for row in inputs)
     for i, x in hidden_states(model, inputs):
         scores = model.head_of(x.to(parameter.device, parameter.dtype).unsqueeze(0))[0].float().softmax(dim=1).cpu()
-        number, row = numbered[i]
-        columns = row.encoding.offsets, scores[before:].numpy(), continued(tokenizer, row, texts[number])
-        results[number] = [
-            Token(start, end, probs, continues)
-            for (start, end), probs, continues in zip(*columns, strict=False)  # without the last special tokens
-        ]
+        number, _, start, first, end = windows[i]
+        probs = scores[before:].numpy()
+        for token in range(first, end):
+            results[number][token] = replace(results[number][token], probs=probs[token - start])
         processed += len(x)
         if progress is not None:
             progress(processed, total)
     return results
 
 
-def continued(tokenizer: Any, row: Input, text: str) -> list[bool]:
+def continued(tokenizer: Any, encoding: Any, text: str) -> list[bool]:
     """Whether each token of a text belongs to the same word as the token before it, by transformers' rule.
 
     With WordPiece, a token continues a word if its string differs in length from its characters. Otherwise, it does
     if there is no space between it and the token before it.
     """
-    encoding, unknown = row.encoding, getattr(tokenizer.model, "unk_token", None)
+    unknown = getattr(tokenizer.model, "unk_token", None)
     if getattr(tokenizer.model, "continuing_subword_prefix", None):
         return [
             token != unknown and len(token) != end - start

@@ -1,8 +1,8 @@
 """Conversations with a model.
 
-    from minhub_py import Chat, from_pretrained, tokenizer_from_pretrained
+    from minhub_py import Chat
 
-    chat = Chat(from_pretrained(name), tokenizer_from_pretrained(name), system="Be brief.", seed=1)
+    chat = Chat("owner/name", system="Be brief.", seed=1)
     print(chat.say("Good morning!").text)
     for delta in chat.stream("How do you feel today?"):
         print(delta, end="", flush=True)
@@ -19,9 +19,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.functions import Tool, ToolCall, parse_tools
@@ -29,14 +30,20 @@ from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser, begins_reasonin
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
 from minhub_py.chat.tools import parse_arguments, schemas_of
-from minhub_py.chat.turns import SAMPLING_FIELDS, Reply, Settings, Turn, parse_turn, shorten
-from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
-from minhub_py.inference.sampling import StopCriteria, generators
+from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.pretrained import from_pretrained
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minhub_py.entry_points import ChatSettings
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
@@ -49,8 +56,9 @@ class Chat:
     """A conversation with a model.
 
     Args:
-        model: Decoder-only language model of this package.
-        tokenizer: The model's `tokenizers.Tokenizer`.
+        model: Decoder-only language model of this package, or a name that `from_pretrained` loads: "owner/name",
+            a folder, or a GGUF file.
+        tokenizer: The model's `tokenizers.Tokenizer`. By default, the tokenizer of the name.
         system: System prompt.
         template: Chat template; the default is loaded from the tokenizer's folder or GGUF file.
         context: Maximum number of tokens of a prompt and its reply; by default the model's, at most 8192.
@@ -60,8 +68,8 @@ class Chat:
         tools: Functions that the model can call, with type hints and docstrings; the chat calls them. A definition,
             `{"name": …, "description": …, "parameters": …}`, is a tool that the caller runs (see `answer`).
         thinking: Whether the model reasons before replies, or an effort such as "low". None is the template's default.
-        settings: Fields of `Settings`. Sampling settings default to the model's generation_config.json, and without
-            one to temperature 0.7 and top_p 0.95.
+        settings: Fields of `ReplySettings`. Sampling settings default to the model's generation_config.json, and
+            without one to temperature 0.7 and top_p 0.95.
 
     Attributes:
         turns: Messages, without the system prompt.
@@ -77,7 +85,7 @@ class Chat:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: Any = None,
         system: str | None = None,
         *,
         template: ChatTemplate | None = None,
@@ -86,9 +94,14 @@ class Chat:
         cache_size: int = 10**10,
         tools: Sequence[Any] | None = None,
         thinking: bool | str | None = None,
-        **settings: Any,
+        **settings: "Unpack[ChatSettings]",
     ) -> None:
+        if isinstance(model, str | PathLike):
+            tokenizer = tokenizer or tokenizer_from_pretrained(str(model))
+            model = from_pretrained(model)
         self.model = decoder_of(model, "Chat()")
+        if tokenizer is None:
+            raise ValueError("Chat(model, tokenizer) requires a tokenizer; Chat(name) loads both")
         check_tokenizer(tokenizer, "decode")
         if self.model.encoder_decoder:
             raise ValueError("Chat() does not support encoder-decoder models: use generate()")
@@ -97,7 +110,7 @@ class Chat:
         maximum: int = self.model.config.context_length or MAX_DEFAULT_CONTEXT
         self.context = min(maximum, MAX_DEFAULT_CONTEXT if context is None else whole("context", context, 2))
         self.defaults = default_sampling(self.model)
-        self.settings = Settings(**self.defaults).updated(settings, self.defaults)
+        self.settings = ReplySettings(**self.defaults).updated(settings, self.defaults)
         self.turns: list[Turn] = []
         self.events: list[Event] = []
         self.reply_count = 0
@@ -112,7 +125,9 @@ class Chat:
         count = len(self.turns) // 2
         model = f"{type(self.model).__name__}, {count} message{'' if count == 1 else 's'} with replies"
         system = f", system prompt {shorten(self.system)}" if self.system else ""
-        values = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in SAMPLING_FIELDS)
+        neutral = Sampling()
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self.settings.sampling).items()
+                           if name in SHOWN_FIELDS or value != getattr(neutral, name))  # fmt: skip
         return f"<Chat with {model}{system}, {values}>"
 
     @property
@@ -129,7 +144,7 @@ class Chat:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(message for turn in turns for message in (*turn.steps, turn.message))]
 
-    def set(self, **settings: Any) -> None:
+    def set(self, **settings: "Unpack[ChatSettings]") -> None:
         """Change settings.
 
         Raises:
@@ -137,18 +152,22 @@ class Chat:
         """
         self.settings = self.settings.updated(settings, self.defaults)
 
-    def say(self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: Any) -> Reply:
+    def say(
+        self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: "Unpack[ChatSettings]"
+    ) -> Reply:
         """Send a message and return the complete reply. For arguments and errors see `stream`."""
         return self._complete(self.stream(text, schema=schema, tool_choice=tool_choice, **settings))
 
-    def stream(self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: Any) -> TextStream:
+    def stream(
+        self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: "Unpack[ChatSettings]"
+    ) -> TextStream:
         """Send a message and stream the reply. Afterwards `last` is the reply.
 
         Args:
             text: The user message.
             schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length".
             tool_choice: "auto", "none", "required" (the reply begins with a call) or the name of a tool.
-            settings: Fields of `Settings`, for this reply only.
+            settings: Fields of `ReplySettings`, for this reply only.
 
         Returns:
             A generator of text deltas. Closing it early or interrupting it by Ctrl-C keeps the generated text as the
@@ -163,13 +182,13 @@ class Chat:
             raise ValueError(f"the message must be a string that is not blank, not {brief(text)}")
         return self._stream(Turn("user", text), self.settings.updated(settings, self.defaults), schema, tool_choice)
 
-    def answer(self, results: Sequence[str], *, schema: Schema = None, **settings: Any) -> Reply:
+    def answer(self, results: Sequence[str], *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Send the results of the latest reply's calls and return the complete reply.
 
         Args:
             results: The result of each call in `last.calls`, as text.
             schema: As in `stream`.
-            settings: Fields of `Settings`, for this reply only.
+            settings: Fields of `ReplySettings`, for this reply only.
 
         Raises:
             ValueError: The number of results differs from the number of calls; otherwise as in `stream`.
@@ -187,7 +206,7 @@ class Chat:
             self.turns = turns
             raise
 
-    def regenerate(self, *, schema: Schema = None, **settings: Any) -> Reply:
+    def regenerate(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Replace the latest reply. For arguments and errors see `stream`.
 
         Raises:
@@ -195,7 +214,7 @@ class Chat:
         """
         return self._complete(self.stream_again(schema=schema, **settings))
 
-    def stream_again(self, *, schema: Schema = None, **settings: Any) -> TextStream:
+    def stream_again(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
         """Replace the latest reply and stream the new one. For arguments and errors see `stream`.
 
         Raises:
@@ -261,7 +280,7 @@ class Chat:
         return reply
 
     def _stream(
-        self, question: Turn, settings: Settings, schema: Schema, tool_choice: str = "auto",
+        self, question: Turn, settings: ReplySettings, schema: Schema, tool_choice: str = "auto",
         steps: tuple[dict[str, Any], ...] = (),
     ) -> TextStream:  # fmt: skip
         """Check everything that can fail, then return the generator of the reply."""
@@ -330,7 +349,7 @@ class Chat:
         return tail
 
     def _generate(
-        self, question: Turn, settings: Settings, stop: StopCriteria, prompt: tuple[list[int], int],
+        self, question: Turn, settings: ReplySettings, stop: StopCriteria, prompt: tuple[list[int], int],
         steps: tuple[dict[str, Any], ...], tools: tuple[Tool, ...], grammar: Grammar | LazyGrammar | None,
     ) -> TextStream:  # fmt: skip
         """Generate one reply, and store it as the last turn."""
@@ -462,7 +481,10 @@ class Chat:
             if data["minhub_chat"] != 1:
                 raise ValueError("another version of this package wrote it")
             system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
-            settings = Settings(**self.defaults).updated(dict(data["settings"]), self.defaults)
+            saved = dict(data["settings"])
+            if saved.get("logit_bias"):  # JSON's keys are strings
+                saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
+            settings = ReplySettings(**self.defaults).updated(saved, self.defaults)
             turns = [parse_turn(turn) for turn in data["turns"]]
             if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
                 raise ValueError("user and assistant messages do not alternate")

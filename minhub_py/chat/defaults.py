@@ -4,6 +4,7 @@ Source: generation_config.json as transformers writes it. As in vLLM, a file wit
 complete recommendation: its missing settings have no effect. Files of base models contain only token IDs.
 """
 
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.inference.sampling import Sampling
 
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+PUBLISHED_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty", "min_p")
 RECOMMENDATION_FIELDS = ("do_sample", "temperature", "top_p", "top_k")
 
 
-def default_sampling(source: Any) -> dict[str, Any]:
-    """Default sampling settings of a chat: `temperature`, `top_k`, `top_p` and `repetition_penalty`.
+def default_sampling(source: Any, *, chat: bool = True) -> dict[str, Any]:
+    """Default sampling settings of a chat, by the names of `Sampling`.
 
     Args:
         source: a model, an opened checkpoint, or the path of a model folder or GGUF file.
+        chat: without a recommendation of the model, use CHAT_SAMPLING. Otherwise no setting has an effect.
 
     Raises:
         ValueError: generation_config.json has a value outside its range.
@@ -28,10 +31,10 @@ def default_sampling(source: Any) -> dict[str, Any]:
         source = checkpoint_at(Path(source))
     config = source.generation_config
     recommended = any(config.get(name) is not None for name in RECOMMENDATION_FIELDS)
-    settings: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None, "repetition_penalty": 1.0}
-    if not recommended:
+    settings = asdict(Sampling())
+    if chat and not recommended:
         settings |= CHAT_SAMPLING
-    settings.update((name, config[name]) for name in settings if config.get(name) is not None)
+    settings.update((name, config[name]) for name in PUBLISHED_FIELDS if config.get(name) is not None)
     if config.get("do_sample") is False:
         settings["temperature"] = 0.0
     if settings["top_k"] == 0:  # transformers' "off"

@@ -108,9 +108,12 @@ class ChatTemplate:
 
     def render_messages(
         self, plain: list[dict[str, Any]], *, tools: Sequence[Message] = (), add_generation_prompt: bool = True,
-        **variables: Any,
+        marks: list[str] | None = None, **variables: Any,
     ) -> str:  # fmt: skip
-        """Render messages as they are. For arguments and errors see `render`."""
+        """Render messages as they are. For arguments and errors see `render`.
+
+        marks: texts around the content of {% generation %}.
+        """
         if self.kind == "dialogue":
             return self._dialogue(plain)
         if self.kind == "plain":
@@ -118,7 +121,8 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         context = {**self.tokens, **variables, "tools": tools or None, "documents": variables.get("documents"),
                    "add_generation_prompt": add_generation_prompt}  # fmt: skip
-        result = SANDBOX.render(self.templates[name], plain, to_plain_json(context, "variables of a chat template"))
+        context = to_plain_json(context, "variables of a chat template")
+        result = SANDBOX.render(self.templates[name], plain, context, marks)
         if "rejected" in result:
             raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
         if "error" in result:

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from minhub_py.chat.conversation import Chat, Reply, TextStream
+from minhub_py.chat.conversation import Chat, TextStream
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.turns import Reply
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
 from minhub_py.system.console import message_of, note
 from minhub_py.system.printable import displayed, printable

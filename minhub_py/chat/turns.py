@@ -9,13 +9,15 @@ from minhub_py.chat.functions import ToolCall
 from minhub_py.inference.arguments import is_text, is_whole, whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
+from minhub_py.system import html
 
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
+SAMPLING_FIELDS = Sampling.names()
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of replies.
+class ReplySettings:
+    """ReplySettings of replies.
 
     Attributes:
         max_new_tokens: Maximum number of tokens in a reply.
@@ -24,6 +26,10 @@ class Settings:
         top_k: Number of most likely tokens to sample from.
         top_p: Cumulative probability of the most likely tokens to sample from.
         repetition_penalty: Penalty of tokens that the text already contains; 1 has no effect.
+        min_p: Minimum probability of tokens, as a fraction of the most likely token's.
+        presence_penalty: Penalty of tokens that the reply already contains; 0 has no effect.
+        frequency_penalty: Penalty for each time that the reply contains a token; 0 has no effect.
+        logit_bias: Numbers that are added to the logits of token IDs.
         seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for each reply from
             PyTorch's default generator.
         stop: Strings that end a reply.
@@ -35,11 +41,15 @@ class Settings:
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top: int = 0
 
-    def updated(self, changes: dict[str, Any], defaults: Mapping[str, Any]) -> "Settings":
+    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
         names = [field.name for field in fields(self)]
         if unknown := [name for name in changes if name not in names]:
@@ -47,7 +57,7 @@ class Settings:
         changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
                    for name, value in changes.items()}  # fmt: skip
         if "stop" in changes:
-            changes["stop"] = stop_strings(changes["stop"])
+            changes = {**changes, "stop": stop_strings(changes["stop"])}
         settings = replace(self, **changes)
         whole("max_new_tokens", settings.max_new_tokens, 1)
         whole("top", settings.top, 0)
@@ -71,7 +81,7 @@ class Reply:
         text: Text without the stop string or the end token.
         ids: Token IDs, including the end token.
         logprobs: Log-probability of each token in nats, before temperature and other sampling settings.
-        top: For each token the `Settings.top` most likely tokens as (ID, log-probability) in descending order.
+        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in descending order.
         end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the context) or
             "interrupted".
         read: Number of prompt tokens that were computed.
@@ -102,6 +112,10 @@ class Reply:
     def __repr__(self) -> str:
         numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
         return f"<Reply {shorten(self.text)}: {numbers}>"
+
+    def _repr_html_(self) -> str:
+        numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]
+        return html.text(self.text) + html.note(numbers)
 
     @property
     def speed(self) -> float:

@@ -50,7 +50,9 @@ ROPE_KEYS = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # Keys after "general.sampling.", and their names in generation_config.json.
-SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "penalty_repeat": "repetition_penalty"}
+SAMPLING_KEYS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 # Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 # Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.
@@ -182,6 +184,11 @@ class GGUFCheckpoint(Checkpoint):
             rope["rope_type"] = "default"
         if "rope_freqs.weight" in self._tensors:
             rope |= llama3_rope(self._tensors["rope_freqs.weight"], rope, size)
+        if "rope_factors_long.weight" in self._tensors:
+            rope |= {"rope_type": "longrope", "attention_factor": settings.get("attention_factor", 1.0)}
+            rope |= {f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
+                     for name in ("short", "long")}  # fmt: skip
+        settings.pop("attention_factor", None)
         if settings.pop("partial_rotary_factor", None):
             rope["partial_rotary_factor"] = number("rope.dimension_count") / size
         if rope:

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,24 +106,26 @@ def fetch(
     weights: bool = True,
     progress: bool = True,
     check: Callable[[Path], object] | None = None,
+    files: Sequence[str] = (),
 ) -> Path:
     """The local folder or GGUF file of an identifier, downloaded if necessary. Prints the size of a download first.
 
     local_files_only: open no connection, as with HF_HUB_OFFLINE; FileNotFoundError if a file is not cached.
     check: called once with the folder, before weights are downloaded; may raise.
+    files: the names of the files to download instead of a model, such as those of an adapter.
     If the Hub cannot be reached, a complete cached copy is used with a warning.
     Raises the errors of locate(), plan_download() and download().
     """
     folder = locate(identifier, revision)
     repository = os.fspath(identifier)
     if folder is None and (local_files_only or offline()):
-        folder = cached(repository, revision, weights)
+        folder = cached(repository, revision, weights, files)
     if folder is None:
         try:
-            plan = plan_download(repository, revision, token=token, weights=weights)
+            plan = plan_download(repository, revision, token=token, weights=weights, files=files)
         except ConnectionError as error:
             try:
-                folder = cached(repository, revision, weights)
+                folder = cached(repository, revision, weights, files)
             except FileNotFoundError:
                 raise error from None  # the connection is the problem, not the cache
             warnings.warn(f"{error} Using the copy in the local cache.", stacklevel=2)
@@ -134,10 +136,12 @@ def fetch(
     return folder
 
 
-def plan_download(identifier: str, revision: str = "main", *, token: Token = None, weights: bool = True) -> Plan:
+def plan_download(
+    identifier: str, revision: str = "main", *, token: Token = None, weights: bool = True, files: Sequence[str] = ()
+) -> Plan:
     """Get the list of files to download from the Hub. Downloads an index of shards, but no other file.
 
-    identifier: a repository, or a GGUF file of one.
+    identifier: a repository, or a GGUF file of one.    files: as in `fetch`.
 
     FileNotFoundError: the repository or revision does not exist, or contains no supported model. PermissionError: the
     repository is gated, or the token is rejected. ValueError: an index is corrupt. ConnectionError: no connection.
@@ -153,38 +157,42 @@ def plan_download(identifier: str, revision: str = "main", *, token: Token = Non
         plan = Plan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(plan.commit):
             raise ValueError(f"{plan.commit!r} is not a commit")
-        files = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
+        present = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConnectionError(
             f"The server is not the Hub ({type(error).__name__}: {gist(error)}): check HF_ENDPOINT and the proxy."
         ) from error
 
     def with_files(names: Iterable[str]) -> Plan:
-        selected = (files[name] for name in names)
+        selected = (present[name] for name in names)
         return replace(plan, files=tuple(replace(file, cached=_is_cached(plan, file)) for file in selected))
 
     def index(name: str) -> Path:
-        with _cache_usable(repository, files[name].size):
-            _obtain(plan, files[name], token)
+        with _cache_usable(repository, present[name].size):
+            _obtain(plan, present[name], token)
         return plan.folder / name
 
     if gguf is not None:
-        if gguf not in files:
-            raise FileNotFoundError(f"{repository} has no {gguf}: {layout.describe(files, '.gguf')}.")
+        if gguf not in present:
+            raise FileNotFoundError(f"{repository} has no {gguf}: {layout.describe(present, '.gguf')}.")
         return with_files([gguf])
-    gguf_hint = layout.repository_gguf_hint(files, repository)
-    if "config.json" not in files:
+    if files:
+        if absent := [name for name in files if name not in present]:
+            raise FileNotFoundError(f"{repository} has no {' and no '.join(absent)}: {layout.describe(present)}.")
+        return with_files(files)
+    gguf_hint = layout.repository_gguf_hint(present, repository)
+    if "config.json" not in present:
         raise FileNotFoundError(
-            f"{repository} has no config.json, so it is not in Hub layout: {layout.describe(files)}.{gguf_hint}"
+            f"{repository} has no config.json, so it is not in Hub layout: {layout.describe(present)}.{gguf_hint}"
         )
-    unused = OLDER_TOKENIZERS if "tokenizer.json" in files else ()
-    names = [name for name in SMALL if name in files and name not in unused]
-    for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in files]:
-        if files[name].size > MAX_SMALL:
+    unused = OLDER_TOKENIZERS if "tokenizer.json" in present else ()
+    names = [name for name in SMALL if name in present and name not in unused]
+    for name in names + [name for name in WEIGHTS if name.endswith(".json") and name in present]:
+        if (count := present[name].size) > MAX_SMALL:
             raise ValueError(
-                f"{name} of {repository} has {size(files[name].size)}; the maximum is {size(MAX_SMALL)}: do not use it."
+                f"{name} of {repository} has {size(count)}; the maximum is {size(MAX_SMALL)}: do not use it."
             )
-    names += layout.weight_names(files, repository, index, gguf_hint) if weights else []
+    names += layout.weight_names(present, repository, index, gguf_hint) if weights else []
     return with_files(names)
 
 

@@ -10,6 +10,7 @@ Cached files are in huggingface_hub's cache, so both packages use each other's d
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -157,8 +158,10 @@ def commit_of(path: Path) -> str | None:
     return None
 
 
-def cached(identifier: str, revision: str = "main", weights: bool = True) -> Path:
+def cached(identifier: str, revision: str = "main", weights: bool = True, files: Sequence[str] = ()) -> Path:
     """The cached folder of a revision, or the GGUF file.
+
+    files: the required files, if the repository does not contain a model.
 
     FileNotFoundError: it is not cached completely. ValueError: the identifier or revision is invalid.
     """
@@ -169,7 +172,10 @@ def cached(identifier: str, revision: str = "main", weights: bool = True) -> Pat
     folder = store_of(repository) / "snapshots" / (commit_in(ref) or revision)
     if gguf is not None and (folder / gguf).is_file():
         return folder / gguf
-    if missing := missing_files(folder, weights) if gguf is None else [f"{gguf} is missing."]:
+    missing = missing_files(folder, weights) if gguf is None else [f"{gguf} is missing."]
+    if files:
+        missing = [f"{name} is missing." for name in files if not (folder / name).exists()]
+    if missing:
         command = download_call(identifier, revision)
         if folder.is_dir():
             state = f"is not complete in the local cache: {missing[0]} Run `{command}` when online."

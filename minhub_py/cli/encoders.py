@@ -232,12 +232,14 @@ def pll(
               "label of the first token, of the mean or of the maximum, or not.")  # fmt: skip
 @click.option("--ignore", multiple=True, default=["O"], show_default=True, metavar="LABEL",
               help="Label to leave out; may be repeated.")  # fmt: skip
+@click.option("--stride", type=click.IntRange(min=0), metavar="N",
+              help="Tokens in which two windows of a long text overlap.  [default: half of a window]")  # fmt: skip
 @jobs.table_options()
 @loading_options
 @json_option
 def entities(
-    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], revision: str, device: str,
-    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], stride: int | None, revision: str,
+    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Find the names of persons, places and others in texts.
 
@@ -251,7 +253,7 @@ def entities(
     With --out, the output has one row per entity, with the new columns word, start, end, label and prob. See `minhub
     score --help` for supported FILEs and for interrupted jobs.
     """
-    settings = {"aggregation": aggregation, "ignore": list(ignore)}
+    settings = {"aggregation": aggregation, "ignore": list(ignore), "stride": stride}
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     run("entities", model, texts, settings, loading, as_json, options)
 
@@ -301,7 +303,7 @@ def read_texts(texts: Sequence[str], column: str, options: dict[str, Any]) -> li
 
 def is_file(text: str) -> bool:
     """Whether a TEXT is a file name: of an existing file, or one word with the extension of a supported file type."""
-    from minhub_py.jobs.formats import format_of
+    from minhub_py.system.formats import format_of
 
     try:
         return Path(text).is_file() or (format_of(Path(text)) is not None and not re.search(r"\s", text))

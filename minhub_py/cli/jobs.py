@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from minhub_py.cli.options import add_options, is_set
+from minhub_py.cli.group import Command
+from minhub_py.cli.options import add_options, is_set, json_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
 from minhub_py.system.console import note
 
 if TYPE_CHECKING:
-    from minhub_py.jobs.job import Job, Summary
+    from minhub_py.jobs.arguments import Job
+    from minhub_py.jobs.job import Summary
 
 F = TypeVar("F", bound=Callable[..., None])
-NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite")
+NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite", "manifest")
 MAX_NOTES = 5  # printed after a job
 
 
@@ -34,6 +36,8 @@ def table_options(*, required: bool = False) -> Callable[[F], F]:
                      help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),
         click.option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address (auto: this machine's). "
                      "Its nodes need this package and access to MODEL."),
+        click.option("--manifest", type=click.Path(path_type=Path), metavar="FILE",
+                     help="Describe the job in this .json file, for `minhub replay`."),
         click.option("--overwrite", is_flag=True, help="Replace OUT, including an unfinished job with other settings."),
     ])  # fmt: skip
 
@@ -47,7 +51,7 @@ def take_table_settings(options: dict[str, Any], *, can_print: bool = False) -> 
     values = {name: options.pop(name) for name in NAMES}
     if values["out"]:
         return values
-    names = ("overwrite",) if can_print else NAMES
+    names = ("overwrite", "manifest") if can_print else NAMES
     if used := [name for name in names if is_set(name)]:
         raise click.UsageError(f"--{used[0]} is for the rows of files: add --out, a file for the results.")
     return values if can_print else None
@@ -61,9 +65,9 @@ def run(
 
     table: from `take_table_settings`.    columns: the task's additional input columns.
     """
-    from minhub_py.jobs import job
+    from minhub_py.jobs.arguments import Job
 
-    call = job.Job(task, model, files, settings=settings, loading=loading, extra_columns=columns, **table)
+    call = Job(task, model, files, settings=settings, loading=loading, extra_columns=columns, **table)
     started = time.perf_counter()
     outcome = run_with_progress(call, note_interrupted)
     if outcome is None:
@@ -78,6 +82,39 @@ def run(
         )
 
 
+@click.command(cls=Command)
+@click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Only the first N rows.  [default: all]")
+@json_option
+def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
+    r"""Repeat a job and compare its results.
+
+    MANIFEST is the file that --manifest of another command has written. The job runs again with the same and with other
+    batch sizes and numbers of threads. Its results must be bitwise identical to the output on the same class of
+    processor; on another one, the largest difference and the first differing row are reported.
+
+    \b
+      minhub replay job.json
+      minhub replay job.json --rows 100
+
+    Exit status 1: rows differ although the manifest guarantees equality.
+    """
+    from minhub_py.jobs.replay import replay as repeat
+
+    with progress_bar("Replaying", "rows") as update:
+        result = repeat(manifest, rows, progress=update)
+    if as_json:
+        emit(result.to_dict())
+    else:
+        print_table(
+            ["BATCH", "THREADS", "ROWS", "DIFFERING", "LARGEST DIFFERENCE"],
+            [[run.chunk, run.threads, run.rows, run.differing, f"{run.largest:.3g}"] for run in result.runs],
+        )
+        say(str(result))
+    if result.broken:
+        click.get_current_context().exit(1)
+
+
 def show(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
     loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
@@ -86,15 +123,15 @@ def show(
 
     hidden: a column that is not printed.
     """
-    from minhub_py.jobs import job
-    from minhub_py.jobs.formats import read_jsonl
+    from minhub_py.jobs.arguments import Job
+    from minhub_py.system.formats import read_jsonl
 
     with TemporaryDirectory(prefix="minhub-") as folder:
         out, stdin = Path(folder) / "out.jsonl", Path(folder) / "input.txt"
         if "-" in files:
             stdin.write_bytes(sys.stdin.buffer.read())
         paths = [str(stdin) if file == "-" else file for file in files]
-        call = job.Job(
+        call = Job(
             task, model, paths, settings=settings, loading=loading, extra_columns=columns, **{**table, "out": out}
         )
         run_with_progress(call, lambda completed, total, parts: None)

@@ -1,5 +1,6 @@
 """Loading of a model and its tokenizer for a command, and conversion of text to token IDs."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.system.console import note
@@ -20,11 +21,16 @@ def open_model(
     group: "ProcessGroup | None" = None,
     *,
     encoders: bool = False,
+    adapter: str | Mapping[str, str] | None = None,
 ) -> tuple[Any, "Tokenizer"]:
-    """Load a model, or this process's shard of it, and its tokenizer. ValueError: a text encoder, unless `encoders`."""
+    """Load a model, or this process's shard of it, and its tokenizer.
+
+    adapter: as in `from_pretrained`.
+    ValueError: a text encoder, unless `encoders`.
+    """
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.pretrained import describe, load, open_checkpoint
+    from minhub_py.pretrained import DEFAULT_ADAPTER, adapter_folders, describe, load, load_adapters, open_checkpoint
 
     tokenizers: list[Any] = []
 
@@ -34,10 +40,14 @@ def open_model(
             raise ValueError(not_a_decoder(config))
         tokenizers.append(read_tokenizer(files.path))
 
+    if adapter is not None and group is not None:
+        raise ValueError("a model with an adapter cannot be split among processes: run minhub convert --merge first")
+    folders = adapter_folders(adapter)
     checkpoint = open_checkpoint(identifier, revision, check=check, group=group)
     model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
     note_quantized(model, quantize)
-    return model, tokenizers[0]
+    load_adapters(model, folders)
+    return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str) else model, tokenizers[0]
 
 
 def note_quantized(model: Any, quantize: str | None) -> None:

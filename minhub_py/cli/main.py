@@ -13,8 +13,10 @@ from minhub_py import __version__
 from minhub_py.cli.chat import chat
 from minhub_py.cli.encoders import classify, entities, masked, pll, rerank
 from minhub_py.cli.group import Group, remember_debug
+from minhub_py.cli.jobs import replay
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
-from minhub_py.cli.research import annotate, embed, words
+from minhub_py.cli.pairs import pairs
+from minhub_py.cli.research import activations, annotate, embed, words
 from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
@@ -40,8 +42,8 @@ def main() -> None:
 
 
 for command in (
-    list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, embed,
-    annotate, rerank, classify, entities, masked, pll, train, compare,
+    list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, pairs, embed,
+    activations, annotate, rerank, classify, entities, masked, pll, replay, train, compare,
     bench, devices, doctor, run_r,
 ):  # fmt: skip
     main.add_command(command)

@@ -159,15 +159,22 @@ def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
                                     for cell in row) for row in rows))  # fmt: skip
 
 
+# Layouts of one file, with its extension.
+FILES = {"torchscript": ".pt", "gguf": ".gguf"}
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # of matrices in a GGUF file
+
+
 def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:
     """Check before any download that `convert` can write OUT, else raise UsageError."""
-    is_file = to == "torchscript"
-    if is_file and (out.suffix != ".pt" or out.is_dir()):
-        raise click.UsageError("--to torchscript writes one file: OUT must end in .pt and must not be a folder.")
-    if not is_file and out.suffix == ".pt":
-        raise click.UsageError(
-            f"--to {to} writes a folder, but {out} is a file name: use --to torchscript or choose a folder."
-        )
+    suffix = FILES.get(to)
+    is_file = suffix is not None
+    if is_file and (out.suffix != suffix or out.is_dir()):
+        raise click.UsageError(f"--to {to} writes one file: OUT must end in {suffix} and must not be a folder.")
+    for other, ending in FILES.items():
+        if not is_file and out.suffix == ending:
+            raise click.UsageError(
+                f"--to {to} writes a folder, but {out} is a file name: use --to {other} or choose a folder."
+            )
     if not is_file and out.is_file():
         raise click.UsageError(f"--to {to} writes a folder, but {out} is a file: choose another name.")
     folder = out.parent if is_file else out
@@ -189,43 +196,66 @@ def _is_checkpoint_file(name: str) -> bool:
 @click.command(cls=Command)
 @model_argument
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["hub", "native", "torchscript"]), default="hub", show_default=True,
+@click.option("--to", type=click.Choice(["hub", "native", "torchscript", "gguf"]),
               help="hub: the layout of transformers. native: the tensor names and shapes of this package. torchscript: "
-                   "one file that R torch (jit_load) and C++ can run without Python.")  # fmt: skip
+                   "one file that R torch (jit_load) and C++ can run without Python. gguf: one file for llama.cpp.  "
+                   "[default: gguf if OUT ends in .gguf, otherwise hub]")  # fmt: skip
+@click.option("--type", "type_", type=click.Choice(TYPES, case_sensitive=False),
+              help="Type of the matrices in a GGUF file.  [default: F16]")  # fmt: skip
 @click.option("--dtype", type=dtype_choice, help="Dtype of the weights.  [default: unchanged]")
 @click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True,
               help="Maximum size of one weights file, such as 500MB or 2GB.")  # fmt: skip
+@click.option("--merge", "adapter", metavar="ADAPTER",
+              help="Merge this LoRA adapter (a folder or a repository) into the weights.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
 @revision_option
 @json_option
 def convert(
     model: str,
     out: Path,
-    to: 'Layout | Literal["torchscript"]',
+    to: 'Layout | Literal["torchscript", "gguf"] | None',
+    type_: str | None,
     dtype: str | None,
     max_shard_size: int,
+    adapter: str | None,
     overwrite: bool,
     revision: str,
     as_json: bool,
 ) -> None:
-    """Convert MODEL to another layout, dtype or shard size.
+    """Convert MODEL to another layout, dtype or shard size, or merge an adapter into it.
 
-    OUT is a folder or, with --to torchscript, a file with the extension .pt. Only a few tensors are in memory at a
-    time, except with --to torchscript. OUT is replaced only after the conversion is complete.
+    OUT is a folder, or a file: with the extension .gguf for llama.cpp, or with --to torchscript and the extension .pt.
+    Only a few tensors are in memory at a time, except with --to torchscript. OUT is replaced only after the conversion
+    is complete.
     """
-    if to == "torchscript" and is_set("max_shard_size"):
-        raise click.UsageError("--to torchscript writes one file: remove --max-shard-size.")
+    if to is None:
+        to = "gguf" if out.suffix == ".gguf" else "hub"
+    if to in FILES and is_set("max_shard_size"):
+        raise click.UsageError(f"--to {to} writes one file: remove --max-shard-size.")
+    if to == "gguf" and dtype:
+        raise click.UsageError("--dtype is about the other layouts: use --type for a GGUF file.")
+    if to != "gguf" and type_:
+        raise click.UsageError(f"--type is about GGUF files, but --to is {to}: use --dtype, or let OUT end in .gguf.")
+    if to == "gguf" and adapter:
+        raise click.UsageError("--merge writes the other layouts: merge into a folder first, then convert the folder.")
     source = local.locate(model)
     check_out(out, to, overwrite, source)
 
     from minhub_py.export.convert import convert as convert_checkpoint
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.pretrained import adapter_folders, open_checkpoint
     from minhub_py.system.device import DTYPES
 
+    folders = list(adapter_folders(adapter).values())
     checkpoint = open_checkpoint(model, revision)
     with progress_bar("Converting") as update:
-        convert_checkpoint(checkpoint, out, to=to, dtype=DTYPES[dtype] if dtype else None,
-                           max_shard_size=max_shard_size, progress=update)  # fmt: skip
+        if to == "gguf":
+            from minhub_py.export.gguf import write_gguf
+
+            write_gguf(checkpoint, out, type_ or "F16", progress=update)
+        else:
+            convert_checkpoint(checkpoint, out, to=to, dtype=DTYPES[dtype] if dtype else None,
+                           max_shard_size=max_shard_size, adapter=folders[0] if folders else None,
+                           progress=update)  # fmt: skip
     files = sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]
     if as_json:
         emit({"out": str(out), "layout": to, "files": files})

@@ -9,6 +9,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.inference.limits import check_sampling, stop_strings
+from minhub_py.system.duration import parse_duration
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -38,6 +39,19 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         if count < 1:
             self.fail("a size must be at least one byte", param, ctx)
         return count
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time such as 30s, 5m, 1h30m or a number of seconds; None if it is negative."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        """The time in seconds."""
+        try:
+            return parse_duration(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time; use 30s, 5m or a number of seconds; -1 for never", param, ctx)
 
 
 def name_of(identifier: str) -> str:
@@ -86,11 +100,22 @@ def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
+def parse_bias(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
+    """The values of --logit-bias by token ID, None without any. BadParameter: not ID=NUMBER, or out of range."""
+    pairs = [re.fullmatch(r"(\d{1,9})=(-?\d+(?:\.\d*)?)", value) for value in values]
+    if not all(pairs):
+        raise click.BadParameter("must be a token ID and a number, such as 42=-100")
+    biases = {int(pair[1]): float(pair[2]) for pair in pairs if pair}
+    return check_setting(_, parameter, biases) if biases else None
+
+
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
     """Sampling and stop options. chat: unset options are None and select the model's defaults."""
     published = "  [default: the value in the model's generation_config.json, else {}]"
-    temperature, top_k, top_p, penalty = map(published.format, ("0.7", "none", "0.95", "1")) if chat else [""] * 4
+    defaults = ("0.7", "none", "0.95", "1", "none")
+    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults) if chat else [""] * len(defaults)
     neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
+    zero = {} if chat else {**neutral, "default": 0.0}
     return add_options([
         click.option("--temperature", type=float, callback=check_setting, **neutral,
                      help=f"Divides the logits; 0 always selects the most likely token.{temperature}"),
@@ -100,6 +125,14 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
                      help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
         click.option("--repetition-penalty", type=float, callback=check_setting, **neutral,
                      help=f"Values above 1 reduce repetition.{penalty}"),
+        click.option("--min-p", type=float, callback=check_setting,
+                     help=f"Exclude tokens less likely than p times the most likely one.{min_p}"),
+        click.option("--presence-penalty", type=float, callback=check_setting, **zero,
+                     help="Subtracted from the logits of generated tokens, -2 to 2."),
+        click.option("--frequency-penalty", type=float, callback=check_setting, **zero,
+                     help="The same for each occurrence of a generated token."),
+        click.option("--logit-bias", multiple=True, metavar="ID=NUMBER", callback=parse_bias,
+                     help="Add a number to the logit of a token ID; may be repeated."),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1),
                      help="Random seed; the same seed gives the same text."),
         click.option("--stop", multiple=True, callback=check_setting,

@@ -1,6 +1,9 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -8,19 +11,22 @@ import click
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
-from minhub_py.cli.options import Bytes, loading_options, name_of
+from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
 from minhub_py.system.spelling import setting
 
 if TYPE_CHECKING:
+    from minhub_py.serve.catalog import Source
     from minhub_py.serve.engine_thread import EngineThread
+    from minhub_py.serve.models import ServedModel, Task
+    from minhub_py.serve.server import Server
 
 DEFAULT_CONTEXT = 4096
 
 
 @click.command(cls=Command)
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=Model())
+@click.argument("models", nargs=-1, metavar="[MODEL]...", type=Model())
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all addresses.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
               help="Port; 0 selects a free port.")  # fmt: skip
@@ -43,12 +49,24 @@ DEFAULT_CONTEXT = 4096
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
 @click.option("--cache-size", type=Bytes(), default="10GB", show_default=True,
               help="Maximum size of --cache-dir; the least recently used prefixes are deleted.")  # fmt: skip
+@click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH",
+              help="Also serve MODEL with this LoRA adapter, a folder or a repository, as the model NAME; may be "
+                   "repeated.")  # fmt: skip
+@click.option("--cached", is_flag=True, help="Also serve the models in the local cache: a request loads its model.")
+@click.option("--allow-pull", is_flag=True,
+              help="Clients may download and delete models; includes --cached.")  # fmt: skip
+@click.option("--max-models", type=click.IntRange(min=1), metavar="N",
+              help="Maximum number of loaded models.  [default: 3, or the number of MODELs]")  # fmt: skip
+@click.option("--max-memory", type=Bytes(), help="Maximum size of the loaded models' weights, such as 8GB.")
+@click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
+              help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int, log: bool,
-    revision: str, device: str, dtype: str, quantize: str | None,
+    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
+    adapters: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None, max_memory: int | None,
+    keep_alive: float | None, log: bool, revision: str, device: str, dtype: str, quantize: str | None,
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -59,7 +77,15 @@ def serve(
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct
       curl http://127.0.0.1:8080/v1/models
 
+    Adapters share the weights of MODEL. Requests name an adapter as NAME or as MODEL+NAME.
+
     A text encoder answers embeddings (/v1/embeddings, /api/embed), and a cross-encoder /v1/rerank.
+
+    With --cached, the models in the local cache are loaded by the requests that name them, and unloaded when they are
+    idle. If a limit is reached, the model that was idle for the longest time is unloaded first:
+
+    \b
+      minhub serve --cached --max-memory 8GB
 
     Listens on localhost unless --host and --api-key are set. Concurrent requests do not affect each other: the same
     seed gives the same text. Ctrl-C stops the server.
@@ -72,11 +98,34 @@ def serve(
     if api_key == "":
         raise click.UsageError("--api-key is empty: give a key, or remove the option.")
     check_host(host, api_key)
-    run(
-        models, lambda name: load_served(name, revision, device, dtype, quantize), host=host, port=port, key=api_key,
-        origins=allow_origin, rows=rows, context=context, waiting=queue, seconds=timeout, keep=keep,
-        cache_dir=cache_dir, cache_size=cache_size, log=log,
+    cached = cached or allow_pull
+    if not models and not cached:
+        raise click.UsageError("give MODEL, or --cached for the models in the local cache.")
+    from minhub_py.serve.catalog import Models
+    from minhub_py.serve.models import ServedModel
+    from minhub_py.serve.server import Server, is_local
+
+    named = parse_adapters(adapters, models)
+
+    def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
+        loaded = load_served(identifier, revision, device, dtype, quantize, adapters)
+        return list(served_models(
+            name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
+            cache_dir=cache_dir, cache_size=cache_size,
+        ))  # fmt: skip
+
+    def load_one(identifier: str) -> ServedModel:
+        [served] = load(identifier, {})
+        return served
+
+    catalog = Models(
+        cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
+        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout,
     )  # fmt: skip
+    server = Server(
+        catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
+    )  # fmt: skip
+    run(server, models, lambda identifier: load(identifier, named), host, port)
 
 
 def check_host(host: str, key: str | None) -> None:
@@ -89,51 +138,112 @@ def check_host(host: str, key: str | None) -> None:
         )
 
 
-def load_served(name: str, revision: str, device: str, dtype: str, quantize: str | None) -> tuple[Any, Any, Any]:
-    """A model, its tokenizer and its chat template."""
+def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """The path of each adapter by its name. UsageError: a text is not NAME=PATH, or a name is not unique."""
+    if texts and len(models) > 1:
+        raise click.UsageError("--adapter needs one MODEL: serve the other models on another port.")
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, sign, path = text.partition("=")
+        if not (name and sign and path) or "+" in name:
+            raise click.UsageError(f"--adapter {text}: use NAME=PATH, such as codes=runs/codes.")
+        if name in adapters or name == name_of(models[0]):
+            raise click.UsageError(f"--adapter {text}: another model has the name {name}; choose another name.")
+        adapters[name] = path
+    return adapters
+
+
+def load_served(
+    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+) -> tuple[Any, Any, Any]:
+    """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True)
+    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
 def run(
-    identifiers: Sequence[str], load: Callable[[str], tuple[Any, Any, Any]], *, host: str, port: int, key: str | None,
-    origins: Sequence[str], rows: int, context: int | None, waiting: int, seconds: float, keep: int,
-    cache_dir: str | None, cache_size: int, log: bool,
-) -> None:  # fmt: skip
-    """Serve models; `load` returns a model, its tokenizer and its chat template.
+    server: "Server", identifiers: Sequence[str], load: "Callable[[str], list[ServedModel]]", host: str, port: int
+) -> None:
+    """Load the models `identifiers`, and serve until a signal.
 
     Raises:
         ValueError: Two models have the same name, or `context` exceeds a model's context length.
         OSError: The address is not available.
     """
-    from minhub_py.serve.models import Models, ServedModel
+    from minhub_py.serve.catalog import Source
     from minhub_py.serve.run import address_of, bind
     from minhub_py.serve.run import run as run_server
-    from minhub_py.serve.server import Server, is_local
 
     names = [name_of(identifier) for identifier in identifiers]
     if len(set(names)) < len(names):
         raise ValueError("two of the models have the same name: serve them on different ports")
     listener = bind(host, port)  # before the models are loaded, which takes longer
-    served: list[ServedModel] = []
     try:
-        for identifier, name in zip(identifiers, names, strict=True):
-            model, tokenizer, template = load(identifier)
-            engine = engine_for(
-                model, tokenizer, name, rows=rows, context=context, waiting=waiting, keep=keep, cache_dir=cache_dir,
-                cache_size=cache_size,
-            )  # fmt: skip
-            served.append(ServedModel(name, model, tokenizer, template, engine, seconds))
-            if template.note and served[-1].task == "completion":
-                note(f"Note: {name} has {template.note}")
-        server = Server(Models(served), key=key, local=is_local(host), origins=origins, log=log)
-        run_server(server, listener, lambda: say(f"minhub serves {', '.join(names)} on {address_of(listener)}"))
+        for identifier in identifiers:
+            loaded = load(identifier)
+            for served in loaded:  # a model with adapters shares its weights with them: it is not unloaded
+                source = Source(lambda name=identifier: load(name)[0], served.bytes, served.task)  # type: ignore[misc]
+                server.models.add(served, source if len(loaded) == 1 else None)
+            if loaded[0].template.note and loaded[0].task == "completion":
+                note(f"Note: {loaded[0].name} has {loaded[0].template.note}")
+        subject = ", ".join(server.models.entries) or "the models in the local cache"
+        run_server(server, listener, lambda: say(f"minhub serves {subject} on {address_of(listener)}"))
     finally:
         listener.close()
-        for entry in served:
-            entry.engine.close()
+        for served in server.models.all:
+            served.close()
+
+
+def sources_in_cache(load: "Callable[[str], ServedModel]") -> "dict[str, Source]":
+    """The complete models in the Hub cache of supported architectures, and the built-ins."""
+    from minhub_py.checkpoints import local
+    from minhub_py.serve.catalog import Source
+
+    folders = {f"minhub/{path.parent.name}": path.parent for path in sorted(local.BUILTIN.glob("*/config.json"))}
+    sizes = {name: local.folder_size(path) for name, path in folders.items()}
+    for model in local.cached_models():
+        if model.complete and "main" in model.revisions:
+            folders[model.repository], sizes[model.repository] = model.folder, model.size
+    return {
+        name: Source(partial(load, name), sizes[name], task)
+        for name, path in folders.items()
+        if (task := task_of(path)) is not None
+    }
+
+
+def task_of(path: Path) -> "Task | None":
+    """The task of a model, from its config.json; of a GGUF file, text generation. None: an unsupported architecture."""
+    from minhub_py.registry import entry_of
+
+    if path.is_file():
+        return "completion"
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        architecture = entry_of(config.get("model_type")).architecture
+    except (OSError, ValueError, AttributeError):  # `minhub inspect` reports the reason
+        return None
+    if not architecture.Model.encoder_only:
+        return "completion"
+    return "rerank" if "SequenceClassification" in str(config.get("architectures")) else "embedding"
+
+
+def served_models(
+    name: str, model: Any, tokenizer: Any, template: Any, seconds: float, **settings: Any
+) -> "Iterator[ServedModel]":
+    """A model, and the model with each of its adapters. settings: of `engine_for`."""
+    from minhub_py.serve.models import ServedModel
+
+    for adapter in (None, *model.adapters):
+        network, title = model.adapter(adapter), name if adapter is None else adapter
+        engine = engine_for(network, tokenizer, title, **settings)
+        parent = None if adapter is None else name
+        try:
+            yield ServedModel(title, network, tokenizer, template, engine, seconds, parent=parent)
+        except ValueError:
+            engine.close()
+            raise
 
 
 def engine_for(

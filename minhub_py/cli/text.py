@@ -28,13 +28,14 @@ from minhub_py.system.printable import displayed
 @click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
               help="Maximum number of draft tokens per step, copied from repetitions in the text: faster, same "
                    "output.")  # fmt: skip
+@click.option("--adapter", metavar="ADAPTER", help="LoRA adapter of MODEL: a folder or a repository.")
 @jobs.table_options()
 @loading_options
 @json_option
 @tensor_parallel_option
 def generate(
     model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    device: str, dtype: str, quantize: str | None, as_json: bool, adapter: str | None, **options: Any,
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
@@ -50,6 +51,8 @@ def generate(
     if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT.")
     if table_settings := jobs.take_table_settings(options):
+        if adapter is not None:
+            raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
         jobs.run("generate", model, prompts, table_settings, settings, loading, as_json)
@@ -61,7 +64,7 @@ def generate(
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, group)
+    network, tokenizer = open_model(model, revision, device, dtype, quantize, group, adapter=adapter)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",

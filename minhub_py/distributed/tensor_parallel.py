@@ -25,7 +25,7 @@ from minhub_py.models import steps
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import EncoderCache, Layout, Past
 from minhub_py.models.experts import BLOCK, Packed
-from minhub_py.models.layers import RMSNorm, rms_norm
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
 from weights_map.engine import Mapped
 
@@ -136,6 +136,9 @@ class Plan:
                     self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads, D))
                     self.replace(step.q_norm, ShardedNorm)
                     self.replace(step.k_norm, ShardedNorm)
+                elif isinstance(step.q_norm, HeadLayerNorm) and isinstance(step.k_norm, HeadLayerNorm):
+                    self.slice(step.q_norm.weight, 0, self.segment(step.heads))
+                    self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads))
             case steps.Attend():
                 self.slice(step.sinks, 0, self.segment(step.heads))
                 self.slice(step.bias and step.bias.weight, 1, self.segment(step.heads))

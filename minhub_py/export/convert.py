@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 import weights_map
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
@@ -42,6 +45,7 @@ def convert(
     to: Layout | Literal["torchscript"] = "hub",
     dtype: torch.dtype | None = None,
     max_shard_size: int = 5 * 10**9,
+    adapter: Path | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Convert a checkpoint, with its config and tokenizer, and replace `out`.
@@ -52,23 +56,31 @@ def convert(
         to: "hub" for transformers, "native" for our names and shapes, or "torchscript" for LibTorch.
         dtype: The dtype of the weights. By default, it is not changed.
         max_shard_size: Maximum size of a safetensors file in bytes.
+        adapter: The folder of an adapter to merge into the weights.
         progress: Called with the number of written bytes and the total.
 
     Raises:
         ValueError: The checkpoint is corrupt or does not match its config.
         OSError: The disk is full or not writable.
     """
+    adapter = checkpoint.adapter if adapter is None else adapter
     if to == "torchscript":
+        checkpoint.adapter = None
         model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
+        if adapter is not None:
+            model = merge(attach(model, read_adapter(adapter, model)))
         save_torchscript(model, out, companions_of(checkpoint.path))
         return
     architecture, model, meta = fit(checkpoint)  # all checks precede the first write
-    tensors = with_values(meta, SingleTensors(checkpoint))
+    tensors, config = with_values(meta, SingleTensors(checkpoint)), model.config
+    if adapter is not None:
+        tensors = merged = MergedTensors(tensors, model, read_adapter(adapter, model))
+        meta, config = merged.meta(meta), merged.config
     if to == "hub":
-        meta = weights_map.to_hub(architecture.model_type, meta, model.config)
+        meta = weights_map.to_hub(architecture.model_type, meta, config)
         tensors = meta.over(tensors)
-    settings = {**model.config.to_hub(), **(checkpoint.config or {})}
-    if not model.config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
+    settings = {**config.to_hub(), **(checkpoint.config or {})}
+    if not config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
         settings |= {"tie_word_embeddings": False}
         if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:
             settings["text_config"] = {**text, "tie_word_embeddings": False}

@@ -33,9 +33,11 @@ from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import gated_mlp, has_packed, route
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
+    HeadLayerNorm,
     RMSNorm,
     attention,
     counted_positions,
+    head_layer_norm,
     local_attention,
     merge_heads,
     query_growth,
@@ -43,6 +45,7 @@ from minhub_py.models.layers import (
     rms_norm,
     rotary_angles,
     rotate,
+    scaled,
     split_heads,
 )
 from minhub_py.models.rotary import Rope
@@ -208,7 +211,8 @@ class Writer:
             case Add():
                 output = self.output(step.layer)
                 output = output if step.norm is None else self.normed(output, step.norm)
-                self.lines.append(f"x = x + {self.dropped(output, step.dropout)}")
+                output = self.dropped(output, step.dropout)
+                self.lines.append(f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}")
             case Experts():
                 weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
                 names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
@@ -242,6 +246,8 @@ class Writer:
         """A value after a norm."""
         if isinstance(layer, RMSNorm):
             return f"rms_norm({value}, {self.path(layer.weight)}, {layer.eps}, {layer.offset})"
+        if isinstance(layer, HeadLayerNorm):
+            return f"head_layer_norm({value}, {self.path(layer.weight)}, {layer.eps})"
         weights = f"{self.path(layer.weight)}, {self.path(layer.bias)}"
         return f"F.layer_norm({value}, {list(layer.normalized_shape)}, {weights}, {layer.eps})"
 
@@ -285,32 +291,52 @@ class Writer:
             self.lines.append(f"h = {self.activation(step.activation)}(h)")
         self.drop(step.dropout)
 
-    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None, all_heads: bool = False) -> None:
-        """Split h into q, k and v, and a gate, with norms of q and k."""
+    def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None) -> None:
+        """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
         sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
         self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
         for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
-            if norm is not None and all_heads:
+            if norm is not None:
                 self.lines.append(f"{name} = {self.normed(name, norm)}")
             self.lines.append(f"{name} = split_heads({name}, {heads})")
             if name == "q" and step.gate:
                 self.lines.append("q, gate = q.chunk(2, dim=3)")
-            if norm is not None and not all_heads:
-                self.lines.append(f"{name} = {self.normed(name, norm)}")
         self.has_heads = True
 
     def rotate(self, step: Rotate) -> None:
-        self.split(step, step.q_norm, step.k_norm, step.all_heads)
-        if step.rope not in self.ropes:
-            self.ropes.append(step.rope)
-            number, settings = len(self.ropes) - 1, f"{list(step.rope.frequencies)}, {step.rope.amplitude}"
-            self.lines.append(f"cos{number}, sin{number} = rotary_angles(positions[0], {settings})")
-        number = self.ropes.index(step.rope)
-        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {step.interleaved}"
+        norms = (step.q_norm, step.k_norm)
+        self.split(step, *(norms if step.all_heads else ()))
+        if not (step.all_heads or step.norms_last):
+            self.norm_heads(*norms)
+        if step.rope is not None:
+            self.rotate_heads(step.rope, step.interleaved)
+        if step.norms_last:
+            self.norm_heads(*norms)
+
+    def norm_heads(self, q_norm: Any, k_norm: Any) -> None:
+        """Norms of each head of q and k."""
+        for name, norm in (("q", q_norm), ("k", k_norm)):
+            if norm is not None:
+                self.lines.append(f"{name} = {self.normed(name, norm)}")
+
+    def rotate_heads(self, rope: Rope, interleaved: bool) -> None:
+        """Rotate q and k."""
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+            number = len(self.ropes) - 1
+            frequencies = f"{list(rope.frequencies)}"
+            if rope.short is not None:
+                short = f"positions.size(1) <= {int(rope.original)}"
+                frequencies = f"{list(rope.short)} if {short} else {frequencies}"
+            self.lines.append(
+                f"cos{number}, sin{number} = rotary_angles(positions[0], {frequencies}, {rope.amplitude})"
+            )
+        number = self.ropes.index(rope)
+        angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
         self.lines.append(f"q, k = rotate(q, {angles}), rotate(k, {angles})")
-        if step.rope.growth:
-            growth = f"query_growth(positions[0], {step.rope.growth}, {step.rope.original})"
+        if rope.growth:
+            growth = f"query_growth(positions[0], {rope.growth}, {rope.original})"
             self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
 
     def attend(self, step: Attend) -> None:
@@ -414,11 +440,6 @@ def check(idx: Tensor, context: int) -> None:
         raise ValueError(f"idx has {idx.size(1)} positions, but the context length is {context}")
 
 
-def scaled(x: Tensor, scale: float) -> Tensor:
-    """X times a factor that is rounded to the dtype of x."""
-    return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
-
-
 def self_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, causal: bool, softcap: float | None,
     sinks: Tensor | None, dropout: float, upcast: bool,
@@ -456,8 +477,8 @@ def experts(
 
 
 FUNCTIONS = (
-    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, merge_heads, query_growth,
-    relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
+    query_growth, relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ class Row:
     encoder_ids: list[int]
     text: list[int]
     start: int
+    output_start: int  # number of prompt tokens in `text` that penalties of the output ignore
     end: int  # maximum number of tokens in `text`
     sampling: Sampling
     generator: torch.Generator
@@ -171,6 +172,7 @@ class Batch:
         top: int = 0,
         like: int | None = None,
         matcher: AnyMatcher | None = None,
+        generated: int = 0,
     ) -> int:
         """Add a sequence at the next step. Returns its number for events and `retire`.
 
@@ -180,6 +182,7 @@ class Batch:
         targets: a continuation to score instead of generating one.
         logprobs: add log-probabilities to events; always added for `targets`.
         top: number of most likely tokens in events.
+        generated: number of tokens at the end of `ids` that are output of an earlier batch, for penalties.
         like: an active sequence; its cache is copied for the common prefix where possible.
         matcher: restricts tokens to those it allows and ends the sequence when complete. Log-probabilities are still
             those computed by the model.
@@ -200,6 +203,8 @@ class Batch:
                 f"token IDs must be between 0 and {self.vocab_size - 1}, but range from {smallest} to {largest}: use "
                 "the tokenizer of this model"
             )
+        sampling = sampling or Sampling()
+        sampling.check_vocabulary(self.vocab_size)
         encoder_ids, text = ([], list(ids)) if self.start is None else (list(ids), [self.start])
         end = len(text) + (len(targets) or max_new_tokens)
         if self.cache.bounded and self.max_length < min(end, self.context or end):
@@ -213,7 +218,7 @@ class Batch:
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, encoder_ids, text, len(text), end, sampling or Sampling(), random, stop, lookup,
+            Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, lookup,
                 list(targets), logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count

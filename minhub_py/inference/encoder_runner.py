@@ -5,8 +5,10 @@ and a token attends to its text only. `TorchEncoder` calls the model's `forward`
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from minhub_py.inference.eval_mode import in_eval_mode
 from minhub_py.inference.native.library import KINDS, UnsupportedError, integers
 from minhub_py.inference.native.program import CPU
 from minhub_py.inference.native_runner import NativeRunner
+from minhub_py.inference.prefixes import identity_of_weights
+from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import Encoder
 
 BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is used many times
@@ -37,12 +41,41 @@ class NativeEncoder(NativeRunner):
     def __init__(self, model: Encoder) -> None:
         """UnsupportedError: the reason why only `forward` can compute."""
         super().__init__(model)
+        if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
+            raise UnsupportedError("a recurrent state of texts without padding")
         self.size = self.operations[-1].weight.columns
         self.encoder_model = model
         self.pad: int | None = getattr(model.config, "uncounted_token", None)
         step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])
         self.kv_heads, self.head_size = step.attend.kv_heads, step.attend.head_size
         self.dtype = next(model.parameters()).dtype
+        self.identity = identity_of_weights(model)
+        storages = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        # Numbers that were computed from weights do not follow a change of them.
+        self.copies_weights = any(
+            tensor.untyped_storage().data_ptr() not in storages for tensor in self.program.references
+        )
+
+    def detach(self) -> None:
+        """Remove the references to the model, so that it can be freed, and large buffers."""
+        self.model = self.encoder_model = None  # type: ignore[assignment]
+        if self.buffers.size(1) > BATCH_TOKENS:
+            self.buffers, self.scratch = self._new_buffers(BATCH_TOKENS), self.scratch.new_empty(0)
+
+    def attach(self, model: Encoder) -> "NativeEncoder":
+        """Return this runner, or a new one with its buffers if the model has changed.
+
+        UnsupportedError: see `__init__`.
+        """
+        check_unmodified(model)
+        is_current = self.threads == min(torch.get_num_threads(), 64) and self.identity == identity_of_weights(model)
+        if is_current and not self.copies_weights:
+            self.model = self.encoder_model = model
+            return self
+        runner = NativeEncoder(model)
+        if runner.program.width == self.program.width:
+            runner.buffers, runner.scratch = self.buffers, self.scratch
+        return runner
 
     def hidden_states(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Tensor:
         """See `EncoderRunner`."""
@@ -56,13 +89,14 @@ class NativeEncoder(NativeRunner):
             self.buffers = self._new_buffers(count)
         if self.program.angles:
             self.program.update_angles(max(lengths), self.operations)
-        # Keys and values, of each layer with causal attention, and otherwise reused by each layer.
+        # Keys and values of layers with causal attention.
         shape = (len(texts), self.kv_heads, max(lengths), self.head_size)
         keys_values = [
             [torch.empty(shape, dtype=self.dtype, device=CPU) for _ in range(2)] for _ in range(self.program.layers)
         ]
         result = torch.empty(count, self.size, dtype=torch.float32, device=CPU)
-        call = self._new_call(keys_values, self.dtype, self.buffers)
+        workspace = self.text_workspace(max(lengths))
+        call = self._new_call(keys_values, self.dtype, self.buffers, workspace)
         call.tokens = call.output_count = count
         call.ids = integers([id for ids in texts for id in ids])
         call.rows = integers([row for row, length in enumerate(lengths) for _ in range(length)])
@@ -127,3 +161,26 @@ def encoder_runner(model: Any) -> EncoderRunner:
         return NativeEncoder(model)
     except UnsupportedError:
         return TorchEncoder(model)
+
+
+# The runner of each model that was used last: creating one takes as long as a text of a few tokens.
+_idle: WeakKeyDictionary[Any, NativeEncoder] = WeakKeyDictionary()
+
+
+@contextmanager
+def borrowed_runner(model: Any) -> Iterator[EncoderRunner]:
+    """The runner of an encoder, which the next call uses again if the model is unchanged.
+
+    A runner serves one call at a time: concurrent calls get runners of their own.
+    """
+    idle = _idle.pop(model, None)
+    try:
+        runner: EncoderRunner = NativeEncoder(model) if idle is None else idle.attach(model)
+    except UnsupportedError:
+        runner = TorchEncoder(model)
+    try:
+        yield runner
+    finally:
+        if isinstance(runner, NativeEncoder):
+            runner.detach()
+            _idle[model] = runner

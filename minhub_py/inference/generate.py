@@ -24,6 +24,10 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float = 1.0,
+    min_p: float | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     seed: int | Sequence[int] | None = None,
     eos_id: Any = "auto",
     stop: str | Sequence[str] = (),
@@ -43,6 +47,10 @@ def generate(
         top_k: sample from the k most likely tokens.
         top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least p.
         repetition_penalty: divides positive logits, and multiplies negative logits, of tokens in the prompt and output.
+        min_p: excludes tokens that are less likely than min_p times the most likely token.
+        presence_penalty: subtracted from the logits of tokens in the output, -2 to 2, as in the OpenAI API.
+        frequency_penalty: subtracted from a token's logit for each time that the output contains it, -2 to 2.
+        logit_bias: numbers that are added to the logits of token IDs, -100 to 100.
         seed: one seed for all prompts (equal prompts then get equal tokens) or a list with one seed per prompt. None
             draws seeds from PyTorch's default generator.
         eos_id: a token ID or a list of IDs that end the output, which includes them. "auto" uses the model's
@@ -63,7 +71,9 @@ def generate(
     """
     model = decoder_of(model, "generate()")
     texts = check_prompts(model, prompts)
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    sampling = Sampling(
+        temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty, logit_bias
+    )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     results: list[list[int]] = [[] for _ in texts]
     for row, id in stream_batch(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
@@ -80,6 +90,10 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float = 1.0,
+    min_p: float | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
     eos_id: Any = "auto",
     stop: str | Sequence[str] = (),
@@ -93,7 +107,9 @@ def stream(
     """
     model = decoder_of(model, "stream()")
     text = check_ids(model, prompt, None)
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    sampling = Sampling(
+        temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty, logit_bias
+    )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     return (id for _, id in stream_batch(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
 

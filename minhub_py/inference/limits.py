@@ -1,6 +1,6 @@
 """Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import PyTorch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from reprlib import repr as brief
 from typing import Any
@@ -9,15 +9,20 @@ from minhub_py.inference.arguments import all_of, is_number, is_text, is_whole
 
 # Each decoding step compares the new text with every stop string.
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+# The OpenAI API's ranges.
+MAX_BIASES, MAX_BIAS, MAX_PENALTY = 1024, 100, 2
 
 
 def check_sampling(name: str, value: Any) -> None:
-    """Check one sampling setting: temperature, top_k, top_p or repetition_penalty.
+    """Check one sampling setting, such as temperature or top_k. See `sampling.Sampling` for their names.
 
     Raises:
         ValueError: a wrong type, or a value outside the setting's range.
     """
-    if name in ("top_k", "top_p") and value is None:
+    if name in ("top_k", "top_p", "min_p", "logit_bias") and value is None:
+        return
+    if name == "logit_bias":
+        check_logit_bias(value)
         return
     if name == "top_k":
         if not is_whole(value) or value < 1:
@@ -29,9 +34,28 @@ def check_sampling(name: str, value: Any) -> None:
         raise ValueError(f"temperature must be 0 (greedy) or more, not {value}")
     if name == "top_p" and not 0 < value <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, not {value}")
+    if name == "min_p" and not 0 <= value <= 1:
+        raise ValueError(f"min_p must be between 0 (no limit) and 1, not {value}")
+    if name in ("presence_penalty", "frequency_penalty") and not -MAX_PENALTY <= value <= MAX_PENALTY:
+        raise ValueError(f"{name} must be between -{MAX_PENALTY} and {MAX_PENALTY} (0 has no effect), not {value}")
     # Beyond this range, logits of ordinary size overflow.
     if name == "repetition_penalty" and not 0.01 <= value <= 100:
         raise ValueError(f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}")
+
+
+def check_logit_bias(value: Any) -> None:
+    """ValueError: not a mapping of at most MAX_BIASES token IDs to numbers within MAX_BIAS."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias must map token IDs to numbers, such as {{42: -100}}, not {brief(value)}")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"logit_bias can have at most {MAX_BIASES:,} token IDs, not {len(value):,}")
+    for id, bias in value.items():
+        if not is_whole(id) or id < 0:
+            raise ValueError(f"logit_bias must map token IDs to numbers, but has the key {brief(id)}")
+        if not is_number(bias) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(
+                f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not {brief(bias)}"
+            )
 
 
 def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:

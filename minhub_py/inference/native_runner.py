@@ -67,6 +67,8 @@ class NativeRunner(TorchRunner):
         if model.new_cache(1, 1).dtype not in FLOATS:
             raise UnsupportedError("keys and values in float64")
         self.buffers = self._new_buffers(MAX_TOKENS)
+        has_adapter = any(operation.low_a.data for operation in [*(self.encoder or ()), *operations])
+        self.low = zeros((MAX_TOKENS if has_adapter else 0, program.width), torch.float32, CPU)
         self.codes = self._new_codes()
         # dtype and device are explicit: the C code does not know PyTorch's defaults.
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
@@ -86,9 +88,7 @@ class NativeRunner(TorchRunner):
             row_cache.begin_encoder(count)
             layers = zip(row_cache.layers, row_cache.layout, strict=True)
             cached = [tensors for tensors, layer in layers if isinstance(layer, EncoderKeyValues)]
-            heads, size = cached[0][0].size(1), cached[0][0].size(3)
-            keys_values = cached[0][0].new_empty(2, 1, heads, count, size)  # reused by each layer of the encoder
-            call = self._new_call([list(keys_values), *cached], row_cache.dtype, buffers)
+            call = self._new_call(cached, row_cache.dtype, buffers, self.text_workspace(count))
             call.tokens, call.ids, call.rows = count, integers(ids), integers([0] * count)
             call.positions, call.encoder_lengths = integers(range(count)), integers([count] * count)
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
@@ -120,7 +120,7 @@ class NativeRunner(TorchRunner):
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         encoder_lengths = [cache.encoder_lengths[row] for row in rows]
         if self.program.angles and positions:
-            self.program.update_angles(max(positions) + 1, self.operations)
+            self.program.update_angles(max(positions) + 1, self.operations, cache.max_length)
         if self.logits.size(0) < len(requested):
             self.logits = self.logits.new_empty(len(requested), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.buffers)
@@ -144,20 +144,30 @@ class NativeRunner(TorchRunner):
         """A buffer for the quantized activations of each token, with up to 16 bits, and their scale."""
         return zeros((MAX_TOKENS * (1 + (self.program.width + BF16_PADDING) // 2),), torch.float32, CPU)
 
-    def _new_call(self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, buffers: Tensor) -> Call:
-        """A call without tokens. layers: keys and values, or the two tensors of a recurrent state."""
-        keys, values = zip(*layers, strict=True)
+    def text_workspace(self, tokens: int) -> int:
+        """Numbers that a thread needs for bidirectional attention to a text."""
+        size = self.program.text_head_size
+        return (tokens + 16) * (2 * (size + 16) + QUERIES) + QUERIES * (size + 32)  # TEXT_WORKSPACE in C
+
+    def _new_call(
+        self, layers: Sequence[Sequence[Tensor]], dtype: torch.dtype, buffers: Tensor, workspace: int = 0
+    ) -> Call:
+        """A call without tokens.
+
+        layers: keys and values, or the two tensors of a recurrent state.    workspace: numbers that a thread needs.
+        """
+        keys, values = zip(*layers, strict=True) if layers else ((), ())
         sizes = [tensor.size(-2) for tensor in keys]
         # Per thread: sums of a chunk of outputs (MAX_OUTPUTS and a unit), and a panel of weights with its sums or the
         # 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.
         panel = max(PANEL + MAX_TOKENS * 32 * 16, self.program.width * 8)
-        width = max(MAX_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes) + 16))
+        width = max(MAX_TOKENS * (256 + 64) + panel, QUERIES * (max(sizes, default=0) + 16), workspace)
         if self.scratch.numel() < self.threads * width:
             self.scratch = self.scratch.new_empty(self.threads * width)
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=buffers[0].data_ptr(), h=buffers[1].data_ptr(), g=buffers[2].data_ptr(),
-            saved=buffers[3].data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
+            saved=buffers[3].data_ptr(), low=self.low.data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
             scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
 

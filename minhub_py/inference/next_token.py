@@ -14,6 +14,7 @@ class SamplingState(Protocol):
     """The settings and the state of a sequence that determine its next token."""
 
     text: list[int]
+    output_start: int
     sampling: Sampling
     generator: torch.Generator
     matcher: AnyMatcher | None
@@ -51,22 +52,28 @@ def choose_tokens(rows: Sequence[SamplingState], logits: Tensor) -> list[NextTok
             group = [i for i in remaining if rows[i].sampling == sampling]
             draws = torch.cat([torch.rand(1, dtype=torch.float64, generator=rows[i].generator) for i in group])
             part = masked[group] if len(group) < len(rows) else masked
-            tokens = choose_separately(sampling, part, [rows[i].text for i in group], draws)
+            tokens = choose_separately(
+                sampling, part, [rows[i].text for i in group], draws, [rows[i].output_start for i in group]
+            )
             results.update(zip(group, tokens, strict=True))
         return [with_logprobs(row, results[i], logits[i : i + 1]) for i, row in enumerate(rows)]
 
 
 def choose_separately(
-    sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor
+    sampling: Sampling, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor, starts: Sequence[int]
 ) -> list[int | ValueError]:
     """As `Sampling.choose`, with an error per row: after one, the rows are sampled separately, with equal results."""
     try:
-        return [*sampling.choose(logits, texts, draws)]
+        return [*sampling.choose(logits, texts, draws, starts)]
     except ValueError as error:
         if len(texts) == 1:
             return [error]
-    parts = zip(logits.split(1), texts, draws.split(1), strict=True)
-    return [result for part, text, draw in parts for result in choose_separately(sampling, part, [text], draw)]
+    parts = zip(logits.split(1), texts, draws.split(1), starts, strict=True)
+    return [
+        result
+        for part, text, draw, start in parts
+        for result in choose_separately(sampling, part, [text], draw, [start])
+    ]
 
 
 def with_logprobs(row: SamplingState, token: int | ValueError, logits: Tensor) -> NextToken | ValueError:

@@ -1,13 +1,14 @@
 """Samples token IDs from logits, and checks the criteria that end a sequence.
 
-Sources: Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p; Keskar et al. (2019), CTRL, for the repetition
-penalty.
+Sources: Fan et al. (2018) for top-k; Holtzman et al. (2020) for top-p; Nguyen et al. (2024) for min-p; Keskar et al.
+(2019), CTRL, for the repetition penalty; the OpenAI API for presence and frequency penalties and the logit bias.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from reprlib import repr as brief
 from typing import Any
 
@@ -38,7 +39,7 @@ def check_finite(values: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; see `minhub_py.generate`.
+    """Sampling settings; see `minhub_py.generate`. `logit_bias` may be a mapping; it is stored as sorted pairs.
 
     Raises:
         ValueError: a setting with a wrong type or out of range.
@@ -48,16 +49,45 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = None  # a mapping or its sorted pairs
 
     def __post_init__(self) -> None:
+        if isinstance(self.logit_bias, tuple):
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for name, value in vars(self).items():
             check_sampling(name, value)
+        # Batches group rows by their settings, which must be hashable.
+        pairs = tuple(sorted((self.logit_bias or {}).items()))
+        object.__setattr__(self, "logit_bias", pairs or None)
 
-    def choose(self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor) -> list[int]:
-        """Choose a token ID per row from logits (R, V), previous tokens, and random numbers in [0, 1), draws (R,)."""
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of the settings."""
+        return tuple(field.name for field in fields(cls))
+
+    def check_vocabulary(self, size: int) -> None:
+        """ValueError: `logit_bias` has a token ID outside a vocabulary of this size."""
+        largest = max((id for id, _ in self.logit_bias or ()), default=0)
+        if largest >= size:
+            raise ValueError(f"logit_bias has token {largest}, but the model's token IDs are 0 to {size - 1}")
+
+    def choose(
+        self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor, starts: Sequence[int] | None = None
+    ) -> list[int]:
+        """Choose a token ID per row from logits (R, V), previous tokens, and random numbers in [0, 1), draws (R,).
+
+        starts: the number of prompt tokens in each of `texts`, 0 by default.
+        """
         logits = logits.float()
+        if self.logit_bias is not None:
+            logits = self._add_bias(logits)
         if self.repetition_penalty != 1:
             logits = self._penalize(logits, texts)
+        if self.presence_penalty or self.frequency_penalty:
+            logits = self._penalize_output(logits, texts, starts or [0] * len(texts))
         largest, ids = most_likely(logits)  # NaN or infinite if a logit is
         if self.temperature > 0:
             ids = self._draw((logits - largest.unsqueeze(1)) / self.temperature, draws)
@@ -82,6 +112,9 @@ class Sampling:
             count = (before < self.top_p).sum(dim=-1, keepdim=True).clamp_min(1)  # 0 for NaN
             logits = logits.masked_fill(logits < largest.gather(1, count - 1), -torch.inf)
 
+        if self.min_p:  # the maximum is 0
+            logits = logits.masked_fill(logits < math.log(self.min_p), -torch.inf)
+
         # Inverse transform sampling. The order of IDs, not of probabilities, and float64 prevent that rounding changes
         # the order and thus the token.
         cumulative = torch.softmax(logits, dim=-1, dtype=exact_dtype(logits)).cumsum(dim=-1)
@@ -105,6 +138,22 @@ class Sampling:
             ids = torch.tensor(sorted(set(text)), device=logits.device)
             values, penalty = logits[row, ids], self.repetition_penalty
             logits[row, ids] = torch.where(values > 0, values / penalty, values * penalty)
+        return logits
+
+    def _penalize_output(self, logits: Tensor, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Presence and frequency penalties of the generated tokens."""
+        logits = logits.clone()
+        for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+            counts = Counter(text[start:])
+            ids = torch.tensor([*counts], dtype=torch.int64, device=logits.device)
+            penalties = [self.presence_penalty + self.frequency_penalty * count for count in counts.values()]
+            logits[row, ids] -= torch.tensor(penalties, device=logits.device)
+        return logits
+
+    def _add_bias(self, logits: Tensor) -> Tensor:
+        ids, biases = zip(*(self.logit_bias or ()), strict=True)
+        logits = logits.clone()
+        logits[:, list(ids)] += torch.tensor(biases, dtype=torch.float32, device=logits.device)
         return logits
 
 

@@ -10,6 +10,7 @@ from minhub_py.inference.eval_mode import has_hooks
 from minhub_py.inference.native.library import UnsupportedError
 from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.lora import LoRALinear
 from minhub_py.models.skeleton import skeleton
 
 
@@ -45,12 +46,22 @@ def check_unmodified(model: LanguageModel) -> None:
             name: Original(module, shapes(module), settings(module)) for name, module in bare.named_modules()
         }
     originals = _originals[key]
-    modules = {name: module for name, module in model.named_modules() if type(module) is not Quantized}
+    modules = original_modules(model)
     if modules.keys() != originals.keys():
         raise UnsupportedError(f"added or removed modules: {', '.join(sorted(modules.keys() ^ originals.keys()))}")
     for name, module in modules.items():
         if has_hooks(module) or not is_like(module, originals[name]):
             raise UnsupportedError(f"{name or 'the model'} is modified")
+
+
+def original_modules(model: LanguageModel) -> dict[str, nn.Module]:
+    """The modules by their names in an unmodified model: layers with an adapter contain the original layer."""
+    parts = [name for name, module in model.named_modules() if isinstance(module, LoRALinear)]
+    hidden = tuple(f"{name}." for name in parts)
+    return {
+        name: module for name, module in model.named_modules()
+        if type(module) is not Quantized and not name.startswith(hidden)
+    }  # fmt: skip
 
 
 def shapes(module: nn.Module) -> dict[str, torch.Size | None]:
@@ -66,6 +77,8 @@ def settings(module: nn.Module) -> dict[str, Any]:
 
 def is_like(module: nn.Module, original: Original) -> bool:
     """Whether a module computes the same as the original, with its own weights."""
+    if type(module) is LoRALinear:
+        return not any(map(has_hooks, module.modules())) and is_like(module.base, original)
     if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
         return module.replaces(original.module)
     attributes = vars(module)

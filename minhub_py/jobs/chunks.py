@@ -13,12 +13,12 @@ killed while it moves the output, the next start completes the move.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minhub_py.jobs.formats import sync
+from minhub_py.system.formats import sync
 from minhub_py.system.lock import FULL, exclusive
 
 
@@ -93,6 +93,10 @@ class Parts:
             sync(self.out.parent)
         self.remove()
         return record
+
+    def contents(self, outputs: Sequence[Path]) -> dict[Path, Path]:
+        """The joined file of each output, before `finish`."""
+        return {path: self.joined if path == self.out else self.joined_files / path.name for path in outputs}
 
     def remove(self) -> None:
         """Remove the folder. The file `finished` is removed last, so that an interruption is recoverable."""

@@ -52,6 +52,7 @@ class Worker:
             read_tokenizer,
             unknown_characters,
         )
+        from minhub_py.jobs.manifest import computation
         from minhub_py.pretrained import load, open_checkpoint
 
         if self.threads is not None:
@@ -61,6 +62,7 @@ class Worker:
         tokenizer = read_tokenizer(checkpoint.path)
         model = load(checkpoint, **loading)
         task = TASKS[self.task]
+        computed = computation(model, self.task)
         no_result = [dict.fromkeys(column.name for column in task.all_columns(self.settings))]
 
         def compute(chunk: Chunk) -> bytes:
@@ -79,7 +81,7 @@ class Worker:
             notes |= {str(warning.message): None for warning in caught}
             by_row = {text.row: result for text, result in zip(texts, results, strict=True) if result}
             rows = [by_row.get(chunk.first_row + index, no_result) for index in range(len(chunk.texts))]
-            return json.dumps({"rows": rows, "notes": list(notes)}, ensure_ascii=False).encode()
+            return json.dumps({"rows": rows, "notes": list(notes), "computed": computed}, ensure_ascii=False).encode()
 
         return compute
 

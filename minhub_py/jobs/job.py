@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from itertools import chain, islice, repeat
 from pathlib import Path
 from reprlib import repr as brief
@@ -18,11 +19,13 @@ import click
 from minhub_py import __version__
 from minhub_py.checkpoints.fingerprint import fingerprint, sha256
 from minhub_py.jobs import sources
+from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
-from minhub_py.jobs.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
+from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
+from minhub_py.system.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint
@@ -42,40 +45,16 @@ RECORD_LABELS = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """The arguments of a job.
-
-    out: a file, or a folder that receives one file per input.
-    column: the column of the texts.
-    extra_columns: the columns for the task's additional option.
-    prefix: the prefix for the names of the result columns.
-    settings: for the task.
-    loading: for the model: revision, device, dtype, quantize.
-    workers: the number of processes; None means this process, or one process per node of the Ray cluster.
-    ray: the address of a Ray cluster.
-    """
-
-    task: str
-    model: str
-    files: Sequence[str]
-    out: Path
-    column: str = "text"
-    extra_columns: Sequence[str] = ()
-    prefix: str = ""
-    settings: Mapping[str, Any] | None = None
-    loading: Mapping[str, Any] | None = None
-    workers: int | None = None
-    ray: str | None = None
-    overwrite: bool = False
-
-
-@dataclass(frozen=True)
 class Summary:
-    """A completed job. missing: the number of rows without a result.    notes: the task's warnings."""
+    """A completed job. missing: the number of rows without a result.    notes: the task's warnings.
+
+    computed: how the parts were computed, see `manifest.computation`.
+    """
 
     rows: int
     missing: int
     notes: list[str]
+    computed: list[dict[str, Any]]
 
 
 def run(
@@ -98,8 +77,11 @@ def run(
             has the same output.
         OSError: The disk is full, or permissions are missing.
     """
+    started_on = datetime.now(timezone.utc)
     paths = sources.expand_paths(job.files)
     outputs = output_paths(job, paths)
+    if job.manifest is not None:
+        check_manifest(job.manifest, [*paths, *outputs])
     check_packages(job, [*paths, *outputs])
     parts = Parts(job.out)
     if not parts.folder.exists():
@@ -133,6 +115,8 @@ def run(
                     rows += sizes[number]
                     progress(rows, total)
             summary = join(job, parts, inputs, columns, len(sizes))
+            if job.manifest is not None:
+                write_manifest(job.manifest, job, record, inputs, parts.contents(outputs), summary.computed, started_on)
             parts.finish(record)
         except BaseException:
             if started and (completed := parts.completed()):
@@ -163,7 +147,7 @@ def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
 
 def output_format_of(path: Path, task: Task) -> str | None:
     """The format of an output file. A task with one vector column supports .npy, too."""
-    if path.suffix.lower() == ".npy" and [column.type for column in task.columns] == ["vector"]:
+    if path.suffix.lower() == ".npy" and [column.type for column in task.columns].count("vector") == 1:
         return "npy"
     return format_of(path)
 
@@ -182,6 +166,16 @@ def check_outputs(job: Job, outputs: Sequence[Path]) -> None:
     """click.UsageError: an output file exists, without --overwrite."""
     if not job.overwrite and (existing := next((path for path in outputs if path.exists()), None)):
         raise click.UsageError(f"{existing} already exists. Use another --out, or --overwrite.")
+
+
+def check_manifest(manifest: Path, paths: Sequence[Path]) -> None:
+    """Check the name of a manifest. click.UsageError: it names another file of the job, or a missing folder."""
+    if manifest.suffix != ".json":
+        raise click.UsageError(f"--manifest {manifest} must end in .json.")
+    if any(manifest.absolute() == path.absolute() for path in paths):
+        raise click.UsageError(f"--manifest {manifest} is an input or output file. Use another name.")
+    if not manifest.absolute().parent.is_dir():
+        raise click.UsageError(f"--manifest {manifest} cannot be written. Create its folder first.")
 
 
 def result_columns(job: Job, inputs: Sequence[Source]) -> list[Column]:
@@ -243,7 +237,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
 
 def check_separators(job: Job, inputs: Sequence[Source]) -> None:
     """Check that no text has white space next to a --sep of white space. ValueError: a row does."""
-    from minhub_py.analysis.surprisal import check_joint
+    from minhub_py.analysis.segments import check_joint
 
     if (sep := (job.settings or {}).get("sep")) is None:
         return
@@ -340,12 +334,14 @@ def threads_per_process(job: Job) -> int:
 def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Column], count: int) -> Summary:
     """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
     notes: dict[str, None] = {}  # an ordered set
+    computed: list[dict[str, Any]] = []
     missing = 0
 
     def read_results() -> Iterator[list[dict[str, Any]]]:
         for number in range(count):
             part = parts.read(number)
             notes.update(dict.fromkeys(part["notes"]))
+            computed[:] = different([*computed, *filter(None, [part.get("computed")])])
             yield from part["rows"]
 
     merged, results = is_merged(job, inputs), read_results()
@@ -366,14 +362,14 @@ def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Col
                 raise ValueError(f"{source.path} has changed since the job started: restore it, or start again")
         with parts.os_errors():
             writer.close()
-    return Summary(sum(source.rows for source in inputs), missing, list(notes))
+    return Summary(sum(source.rows for source in inputs), missing, list(notes), computed)
 
 
 def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
     """The number of components of a vector column, from the first part that contains one; 0 for other columns."""
     if column.type == "vector":
         for number in range(count):
-            for [row] in parts.read(number)["rows"]:
+            for row in chain.from_iterable(parts.read(number)["rows"]):
                 if (vector := row[column.name.removeprefix(job.prefix)]) is not None:
                     return len(vector)
     return 0

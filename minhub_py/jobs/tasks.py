@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.jobs.formats import Column
+from minhub_py.system.formats import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,7 +95,7 @@ def score(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text]) -> list[Res
 
 def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, sep: str = " ") -> list[Results]:
     """The measures of each text's target: the text's continuation after `sep`, or an encoder-decoder's answer."""
-    from minhub_py.analysis.surprisal import target_ids
+    from minhub_py.analysis.segments import target_ids
     from minhub_py.checkpoints.tokenizers.tokenizer import encode
     from minhub_py.inference.generate import score as log_probabilities
 
@@ -167,9 +167,32 @@ def word_values(
     if model.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     columns = word_logprobs(model, tokenizer, words, by=by, **settings)
-    names = [column.name for column in WORD_VALUES]
+    names = [column.name for column in (*WORD_VALUES, *word_measures(settings))]
     for values in zip(*(columns[name].tolist() for name in names), strict=True):
         yield {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+
+
+def word_measures(settings: Mapping[str, Any]) -> list[Column]:
+    """The further columns of words."""
+    from minhub_py.analysis.measures import measures_of
+
+    requested = {name: settings[name] for name in ("correct", "renyi", "premise", "lags") if name in settings}
+    return [Column(name, "float64") for name in measures_of(**requested).columns]
+
+
+def pairs(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None) -> list[Results]:
+    """The log-probabilities of the two sentences of each pair, and whether the first is larger (1 or 0)."""
+    from minhub_py.analysis.minimal_pairs import sentence_logprobs
+
+    if model.encoder_decoder:
+        raise ValueError(NEEDS_TARGETS)
+    sentences = [text.text for text in texts] + [text.extra for text in texts]
+    logprobs = sentence_logprobs(model, tokenizer, sentences, bos)
+    results: list[Results] = []
+    for good, bad in zip(logprobs[: len(texts)], logprobs[len(texts) :], strict=True):
+        values = {"logprob_good": good, "logprob_bad": bad, "difference": good - bad, "correct": int(good > bad)}
+        results.append([] if math.isnan(good - bad) else [values])
+    return results
 
 
 def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings: Any) -> list[Results]:
@@ -178,6 +201,26 @@ def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings:
 
     vectors = embed_texts(model, tokenizer, [text.text for text in texts], **settings).numpy()
     return [[{"embedding": [float(str(number)) for number in vector]}] for vector in vectors]
+
+
+def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any) -> list[Results]:
+    """The values at a point of the model: a row per token, or the row of each text."""
+    from minhub_py.analysis.activations import activations as activations_of
+
+    limit = None if model.encoder_decoder else model.config.context_length
+    short = [number for number, text in enumerate(texts) if limit is None or len(text.ids) <= limit]
+    note_rows([text for text in texts if limit and len(text.ids) > limit], f"the text has more than {limit:,} tokens")
+    results: list[Results] = [[] for _ in texts]
+    if not short:
+        return results
+    found = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    if len(found.values) != 1:
+        raise ValueError(f"--at {at} names {len(found.values)} points: name one, such as {next(iter(found.values))}")
+    [values] = found.values.values()
+    for number, position, token, vector in zip(found.texts, found.positions, found.tokens, values.numpy(), strict=True):
+        place = {"token_n": position + 1 if position >= 0 else None, "token": token}
+        results[short[number]].append({**place, "activation": [float(str(value)) for value in vector]})
+    return results
 
 
 def classify(
@@ -276,13 +319,14 @@ def pseudo_tokens(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, 
 
 
 def entities(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str]
-) -> list[Results]:
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, aggregation: Any, ignore: Sequence[str],
+    stride: int | None = None,
+) -> list[Results]:  # fmt: skip
     """The entities of each text, one row per entity."""
     from minhub_py.analysis.token_labels import classify_tokens
 
     columns = classify_tokens(
-        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore)
+        model, tokenizer, [text.text for text in texts], aggregation=aggregation, ignore=tuple(ignore), stride=stride
     )
     names, results = [column.name for column in ENTITIES], list[Results]([] for _ in texts)
     for number, *values in zip(*(plain(columns[name]) for name in ("text", *names)), strict=True):
@@ -319,6 +363,11 @@ WORD_VALUES = (
     Column("tokens", "int64"), Column("logprob", "float64"), Column("surprisal", "float64"),
     Column("entropy", "float64"),
 )  # fmt: skip
+PAIRS = (
+    Column("logprob_good", "float64"), Column("logprob_bad", "float64"), Column("difference", "float64"),
+    Column("correct", "int64"),
+)  # fmt: skip
+ACTIVATIONS = (Column("token_n", "int64"), Column("token", "string"), Column("activation", "vector"))
 MASKED = (
     Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
 )  # fmt: skip
@@ -334,9 +383,11 @@ TASKS: Mapping[str, Task] = {
     "score": Task(score, SCORE, 256, "Scoring"),
     "score_targets": Task(score_targets, SCORE, 256, "Scoring", extra="target"),
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
-    "words": Task(words, WORDS, 128, "Scoring words"),
-    "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by"),
+    "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
+    "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures),
+    "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target"),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
+    "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(
         classify,
         (Column("label", "string"), Column("prob", "float64")),

@@ -95,6 +95,29 @@ class LanguageModel(nn.Module):
     generation_config: Mapping[str, Any] = MappingProxyType({})
     # Settings of text embeddings, set by `from_pretrained` (checkpoints/sentence_transformers.py); None: the default.
     embedding_settings: Any = None
+    # Models with an adapter that share this model's weights, by name.
+    adapters: Mapping[str, "LanguageModel"] = MappingProxyType({})
+    # Of a model with an adapter: the adapter (adapters/files.py).
+    attached: Any = None
+    _base: "tuple[LanguageModel, ...]" = ()  # a tuple, so that the base is not a submodule
+
+    @property
+    def base(self) -> "LanguageModel | None":
+        """The model without its adapter; None for a model without an adapter."""
+        return self._base[0] if self._base else None
+
+    def adapter(self, name: str | None) -> "LanguageModel":
+        """The model with the adapter `name`, or with None the model without an adapter. Weights are shared.
+
+        Raises:
+            KeyError: There is no adapter with this name.
+        """
+        base = self.base or self
+        if name is None:
+            return base
+        if name not in base.adapters:
+            raise KeyError(f"there is no adapter {name!r}: available are {', '.join(base.adapters) or 'none'}")
+        return base.adapters[name]
 
     @property
     def decoder_start(self) -> int | None:
@@ -244,6 +267,11 @@ class Encoder(LanguageModel):
         """The embedding of tokens."""
         raise NotImplementedError
 
+    @property
+    def size(self) -> int:
+        """C, the number of channels of a hidden state."""
+        return int(getattr(self.config, "hidden_size"))  # noqa: B009  # every encoder has it
+
     def cache_layout(self) -> Layout:
         """Empty: an encoder computes all positions at once."""
         return []
@@ -256,13 +284,19 @@ class Classifier(Encoder):
     Padding tokens at the end of a text are ignored, also without a mask.
     """
 
-    lm_head: nn.Linear | None
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        self.lm_head = None
-        self.head = LastTokenHead(config.hidden_size, len(config.labels))
-        nn.init.normal_(self.head.out.weight, std=config.initializer_range)
+        setattr(self, "lm_head" if hasattr(self, "lm_head") else "embed_out", None)
+        self.head = LastTokenHead(self.size, len(config.labels))
+        nn.init.normal_(self.head.out.weight, std=getattr(config, "initializer_range", 0.02))
+
+    @property
+    def size(self) -> int:
+        """The number of channels that the head reads. Configs name it differently."""
+        config = self.config
+        return int(
+            next(getattr(config, name) for name in ("embedding_size", "n_embd", "hidden_size") if hasattr(config, name))
+        )
 
     @property
     def pad(self) -> int | None:
@@ -272,7 +306,8 @@ class Classifier(Encoder):
     @property
     def token_embedding(self) -> nn.Module:
         """The embedding of tokens, which the head does not use."""
-        return self.embed_tokens  # type: ignore[return-value]
+        names = ("embed_tokens", "embed_in", "wte")
+        return next(module for name in names if isinstance(module := getattr(self, name, None), nn.Module))
 
     def forward(  # type: ignore[override]
         self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -300,7 +335,7 @@ class Classifier(Encoder):
         for step in super(Encoder, self).steps():
             if not isinstance(step, Logits):
                 yield step
-        yield HiddenStates(getattr(self.config, "hidden_size"))  # noqa: B009
+        yield HiddenStates(self.size)
 
 
 class EncoderDecoder(LanguageModel):

@@ -161,6 +161,7 @@ class BertConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: bert-base."""
 
     TITLE: ClassVar = "BERT"
+    IS_ENCODER: ClassVar = True
     NO_EFFECT: ClassVar = frozenset(
         """
         pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers

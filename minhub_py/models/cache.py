@@ -269,6 +269,7 @@ class Past:
     """The T new positions of one forward call, and the cached positions before them; the same for all layers.
 
     positions: (B, T) int64, or (1, T) if all rows have equal length.
+    size: the number of positions for which the cache has room; T without a cache.
     encoder: keys and values of the encoder, for an encoder-decoder without a cache.
     recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
     attended_tokens: (B, T) bool, the tokens that an encoder attends to, without padding; None for all.
@@ -288,6 +289,7 @@ class Past:
         self.cache, self.encoder, self.recorded = cache, encoder, recorded
         self.attended_tokens = attended_tokens
         self.length = idx.size(1)
+        self.size = self.length if cache is None else cache.max_length
         self.start, self.ragged = lengths[0], len(lengths) > 1
         self.end = max(lengths) + idx.size(1)
         starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)

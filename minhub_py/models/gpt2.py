@@ -14,14 +14,15 @@ Notation
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
@@ -109,7 +110,7 @@ class GPT2(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
@@ -128,8 +129,14 @@ class GPT2(LanguageModel):
         yield Logits(self.wte if self.lm_head is None else self.lm_head)
 
 
+class GPT2Classifier(Classifier, GPT2):
+    """GPT2 with a sequence classification head in place of the output head."""
+
+    config: "GPT2Config"
+
+
 @dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-2 124M."""
 
     TITLE: ClassVar = "GPT-2"
@@ -156,11 +163,12 @@ class GPT2Config:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "n_embd", "n_head")
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {"architectures": ["GPT2LMHeadModel"], "model_type": MODEL_TYPE, **asdict(self)}
+        return {**self.hub_head("GPT2LMHeadModel"), "model_type": MODEL_TYPE, **self.without_head()}
 
     @property
     def context_length(self) -> int:

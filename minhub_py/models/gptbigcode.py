@@ -16,14 +16,15 @@ Notation
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
@@ -107,7 +108,7 @@ class GPTBigCode(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.n_embd // self.config.n_head)] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
@@ -126,8 +127,14 @@ class GPTBigCode(LanguageModel):
         yield Logits(self.wte if self.lm_head is None else self.lm_head)
 
 
+class GPTBigCodeClassifier(Classifier, GPTBigCode):
+    """GPTBigCode with a sequence classification head in place of the output head."""
+
+    config: "GPTBigCodeConfig"
+
+
 @dataclass(frozen=True)
-class GPTBigCodeConfig:
+class GPTBigCodeConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "GPT-BigCode"
@@ -158,6 +165,7 @@ class GPTBigCodeConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "n_embd", "n_head")
 
     @property
@@ -177,7 +185,7 @@ class GPTBigCodeConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode", **asdict(self)}
+        return {**self.hub_head("GPTBigCodeForCausalLM"), "model_type": "gpt_bigcode", **self.without_head()}
 
     @property
     def context_length(self) -> int:

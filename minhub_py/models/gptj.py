@@ -15,15 +15,16 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import SUMMARY, check_multiple
@@ -104,7 +105,7 @@ class GPTJ(LanguageModel):
         tied = self.config.tie_word_embeddings
         return F.linear(x, self.wte.weight if tied else self.lm_head.weight, self.lm_head.bias)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.n_head, self.config.n_embd // self.config.n_head)] * self.config.n_layer
 
     def steps(self) -> Iterator[Step]:
@@ -122,11 +123,18 @@ class GPTJ(LanguageModel):
             yield Linear([mlp.fc_in], self.config.activation_function)
             yield Add(mlp.fc_out, dropout=p)
         yield Norm(self.ln_f)
-        yield Logits(self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+        if self.lm_head is not None:
+            yield Logits(self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+
+
+class GPTJClassifier(Classifier, GPTJ):
+    """GPTJ with a sequence classification head in place of the output head."""
+
+    config: "GPTJConfig"
 
 
 @dataclass(frozen=True)
-class GPTJConfig:
+class GPTJConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-J 6B."""
 
     TITLE: ClassVar = "GPT-J"
@@ -152,6 +160,7 @@ class GPTJConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "n_embd", "n_head")
         size = self.n_embd // self.n_head
         if self.rotary_dim % 2 or self.rotary_dim > size:
@@ -159,7 +168,7 @@ class GPTJConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {"architectures": ["GPTJForCausalLM"], "model_type": "gptj", **asdict(self)}
+        return {**self.hub_head("GPTJForCausalLM"), "model_type": "gptj", **self.without_head()}
 
     @property
     def context_length(self) -> int:

@@ -16,15 +16,16 @@ Notation
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from reprlib import repr as brief
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.settings import SUMMARY, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
@@ -116,7 +117,7 @@ class GPTNeo(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         H, D = self.config.num_heads, self.config.hidden_size // self.config.num_heads
         kinds = {"global": None, "local": self.config.window_size}
         return [KeyValues(H, D, kinds[kind]) for kind in self.config.attention_layers]
@@ -137,8 +138,14 @@ class GPTNeo(LanguageModel):
         yield Logits(self.wte if self.lm_head is None else self.lm_head)
 
 
+class GPTNeoClassifier(Classifier, GPTNeo):
+    """GPTNeo with a sequence classification head in place of the output head."""
+
+    config: "GPTNeoConfig"
+
+
 @dataclass(frozen=True)
-class GPTNeoConfig:
+class GPTNeoConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-Neo 1.3B."""
 
     TITLE: ClassVar = "GPT-Neo"
@@ -165,6 +172,7 @@ class GPTNeoConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "hidden_size", "num_heads")
         self.attention_layers  # noqa: B018  # checks the pattern
 
@@ -196,9 +204,9 @@ class GPTNeoConfig:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         return {
-            "architectures": ["GPTNeoForCausalLM"],
+            **self.hub_head("GPTNeoForCausalLM"),
             "model_type": MODEL_TYPE,
-            **asdict(self),
+            **self.without_head(),
             "attention_types": self.attention_types or [[self.attention_layers, 1]],
             "attention_layers": self.attention_layers,
         }

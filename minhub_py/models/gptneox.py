@@ -15,15 +15,16 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_multiple, check_rotated
@@ -100,7 +101,7 @@ class GPTNeoX(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_in.weight) if self.embed_out is None else self.embed_out(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
@@ -122,8 +123,14 @@ class GPTNeoX(LanguageModel):
         yield Logits(self.embed_in if self.embed_out is None else self.embed_out)
 
 
+class GPTNeoXClassifier(Classifier, GPTNeoX):
+    """GPTNeoX with a sequence classification head in place of the output head."""
+
+    config: "GPTNeoXConfig"
+
+
 @dataclass(frozen=True)
-class GPTNeoXConfig:
+class GPTNeoXConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-NeoX 20B."""
 
     TITLE: ClassVar = "GPT-NeoX"
@@ -150,6 +157,7 @@ class GPTNeoXConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "hidden_size", "num_attention_heads")
         rotary.check("GPT-NeoX", self.rope, partial=True)
         check_rotated("GPT-NeoX", self.rotated, self.head_size)
@@ -171,8 +179,8 @@ class GPTNeoXConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {**asdict(self), "rope_parameters": self.rope}
-        return {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **settings}
+        settings = {**self.without_head(), "rope_parameters": self.rope}
+        return {**self.hub_head("GPTNeoXForCausalLM"), "model_type": "gpt_neox", **settings}
 
     @property
     def context_length(self) -> int:

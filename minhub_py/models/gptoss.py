@@ -17,7 +17,7 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from reprlib import repr as brief
 from typing import Any, ClassVar
 
@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary, steps
-from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.experts import BLOCK, Packed, gated_mlp, route, weight_of
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple
@@ -143,7 +144,7 @@ class GPTOSS(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
 
     def steps(self) -> Iterator[Step]:
@@ -172,8 +173,14 @@ YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast"
 FLOATS = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 
 
+class GPTOSSClassifier(Classifier, GPTOSS):
+    """GPTOSS with a sequence classification head in place of the output head."""
+
+    config: "GPTOSSConfig"
+
+
 @dataclass(frozen=True)
-class GPTOSSConfig:
+class GPTOSSConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: GPT-OSS 120B."""
 
     TITLE: ClassVar = "GPT-OSS"
@@ -208,6 +215,7 @@ class GPTOSSConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.num_experts_per_tok > self.num_local_experts:
             raise ValueError(
@@ -284,13 +292,13 @@ class GPTOSSConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = asdict(self)
+        settings = self.without_head()
         if self.layer_types is None:
             del settings["layer_types"]  # transformers has the same default and accepts no null
         if self.quantization_config is None:
             del settings["quantization_config"]
         own = {"rope_parameters": self.rope, "head_dim": self.head_size, "num_key_value_heads": self.kv_heads}
-        return {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", **settings, **own}
+        return {**self.hub_head("GptOssForCausalLM"), "model_type": "gpt_oss", **settings, **own}
 
     @property
     def context_length(self) -> int:

@@ -11,11 +11,13 @@ Notation
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from minhub_py.models.settings import HEAD_SETTINGS
 
 Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
@@ -117,6 +119,7 @@ def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
 class HeadSettings:
     """The settings of config.json that determine the head. The config of each encoder contains them."""
 
+    IS_ENCODER: ClassVar = False
     architectures: list[str] | None = None
     id2label: dict | None = None  # type: ignore[type-arg]
     num_labels: int | None = None
@@ -138,19 +141,24 @@ class HeadSettings:
     def drop_unused_labels(self) -> None:
         """Reset the settings of a decoder without a classification head, so that they do not distinguish configs."""
         if self.head != "sequence":
-            for setting in ("architectures", "id2label", "num_labels", "problem_type"):
+            for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, Any]:
         """The settings of the head of a decoder for config.json. name: the class of its language model."""
         if self.head != "sequence":
             return {"architectures": [name]}
+        base = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
         return {
-            "architectures": [name.replace("ForCausalLM", "ForSequenceClassification")],
+            "architectures": [base + SUFFIXES[self.head]],
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: number for number, label in enumerate(self.labels)},
             **({} if self.problem_type is None else {"problem_type": self.problem_type}),
         }
+
+    def without_head(self) -> dict[str, Any]:
+        """All settings except those of the head."""
+        return {name: value for name, value in asdict(self).items() if name not in HeadSettings.__dataclass_fields__}
 
     def hub_settings(self, name: str) -> dict[str, Any]:
         """All settings for config.json, with the class of the transformers model. name: the class without its end."""

@@ -43,6 +43,28 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, self.offset)
 
 
+def head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Layer norm of each head of x (B, H, T, D) without bias. weight: (H, D)."""
+    return F.layer_norm(x, [x.size(3)], None, None, eps) * weight.unsqueeze(1)
+
+
+class HeadLayerNorm(nn.Module):
+    """`head_layer_norm` as a module."""
+
+    def __init__(self, heads: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(heads, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return head_layer_norm(x, self.weight, self.eps)
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """X times a factor that is rounded to the dtype of x."""
+    return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+
 def rotary_angles(positions: Tensor, frequencies: list[float], amplitude: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles at `positions` (…), times the amplitude: (…, R/2) each.
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,10 +32,23 @@ from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm, merge_heads, scaled, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    Embed,
+    Gate,
+    Linear,
+    LoadResidual,
+    Logits,
+    Norm,
+    Rotate,
+    SaveResidual,
+    Step,
+)
+from minhub_py.models.structure import RelativeConfig, Structure
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -55,67 +69,118 @@ MINISTRAL3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta
 
 
 class Attention(nn.Module):
-    def __init__(self, config: "LlamaConfig", layer: int) -> None:
+    def __init__(self, config: "LlamaConfig | RelativeConfig", layer: int) -> None:
         super().__init__()
-        C, size = config.hidden_size, config.head_size
+        C, size, structure = config.hidden_size, config.head_size, config.structure
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.window, self.dropout = size**-0.5, config.windows[layer], config.attention_dropout
-        bias, normed = config.attention_bias or config.model_type == "qwen2", config.model_type == "qwen3"
-        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
-        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
-        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * size, C, bias=config.attention_bias)
-        self.q_norm = RMSNorm(size, config.rms_norm_eps) if normed else None
-        self.k_norm = RMSNorm(size, config.rms_norm_eps) if normed else None
+        self.scale = size**-0.5 if structure.scale is None else structure.scale
+        self.window, self.dropout = structure.windows[layer], config.attention_dropout
+        self.joint, self.norms_last = structure.head_norms == "joint", structure.norms_last
+        self.q_proj = nn.Linear(C, self.heads * size, bias=structure.qkv_bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=structure.qkv_bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=structure.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=structure.output_bias)
+        self.q_norm = head_norm(structure, self.heads, size)
+        self.k_norm = head_norm(structure, self.kv_heads, size)
 
-    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        q = split_heads(self.q_proj(x), self.heads)  # (B, H, T, D)
-        k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
+    def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
+        q, k = self.q_proj(x), self.k_proj(x)
+        if self.joint:
+            q, k = self.normed(q, k)
+        q = split_heads(q, self.heads)  # (B, H, T, D)
+        k = split_heads(k, self.kv_heads)  # (B, G, T, D)
         v = split_heads(self.v_proj(x), self.kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotation(q, k)
+        if not (self.joint or self.norms_last):
+            q, k = self.normed(q, k)
+        if rotation is not None:
+            q, k = rotation(q, k)
+        if self.norms_last:
+            q, k = self.normed(q, k)
         dropout = self.dropout if self.training else 0.0
         y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
 
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
+
 
 class MLP(nn.Module):
-    def __init__(self, config: "LlamaConfig") -> None:
+    def __init__(self, config: "LlamaConfig | RelativeConfig") -> None:
         super().__init__()
-        C, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(C, inner, bias=bias)
+        C, inner, bias = config.hidden_size, config.intermediate_size, config.structure.mlp_bias
+        self.gate_proj = nn.Linear(C, inner, bias=bias) if config.structure.gated else None
         self.up_proj = nn.Linear(C, inner, bias=bias)
         self.down_proj = nn.Linear(inner, C, bias=bias)
         self.act = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gate_proj is None:
+            return self.down_proj(self.act(self.up_proj(x)))
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
-    def __init__(self, config: "LlamaConfig", layer: int) -> None:
+    def __init__(self, config: "LlamaConfig | RelativeConfig", layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        C, structure = config.hidden_size, config.structure
+        before, after, self.parallel = structure.norm_before, structure.norm_after, structure.parallel
+        self.input_layernorm = norm(structure, C) if before else None
         self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention_output_norm = norm(structure, C) if after else None
+        self.post_attention_layernorm = norm(structure, C) if before and not self.parallel else None
         self.mlp = MLP(config)
+        self.mlp_output_norm = norm(structure, C) if after else None
+        self.scale, self.dropout = structure.residual_scale, nn.Dropout(structure.dropout)
 
-    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), past, rotation)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
+        h = apply(self.input_layernorm, x)
+        y = self.output(apply(self.attention_output_norm, self.self_attn(h, past, rotation)))
+        if not self.parallel:  # the MLP reads the sum
+            x = x + y
+            return x + self.output(apply(self.mlp_output_norm, self.mlp(apply(self.post_attention_layernorm, x))))
+        return x + y + self.output(self.mlp(h))
+
+    def output(self, y: Tensor) -> Tensor:
+        """The output of attention or the MLP as it is added to the stream."""
+        y = self.dropout(y)
+        return y if self.scale == 1.0 else y * self.scale
+
+
+def norm(structure: Structure, size: int) -> RMSNorm | nn.LayerNorm:
+    """A norm of the residual stream."""
+    if structure.norm == "rms":
+        return RMSNorm(size, structure.eps)
+    return nn.LayerNorm(size, structure.eps, bias=structure.norm == "layer")
+
+
+def head_norm(structure: Structure, heads: int, size: int) -> RMSNorm | HeadLayerNorm | None:
+    """A norm of q or k."""
+    if structure.head_norms == "layer":
+        return HeadLayerNorm(heads, size, structure.eps)
+    sizes = {"each": size, "joint": heads * size}
+    return RMSNorm(sizes[structure.head_norms], structure.eps) if structure.head_norms else None
+
+
+def apply(layer: nn.Module | None, x: Tensor) -> Tensor:
+    """The layer's output; x without a layer."""
+    return x if layer is None else layer(x)
 
 
 class Llama(LanguageModel):
-    config: "LlamaConfig"
+    config: "LlamaConfig | RelativeConfig"
 
-    def __init__(self, config: "LlamaConfig") -> None:
+    def __init__(self, config: "LlamaConfig | RelativeConfig") -> None:
         super().__init__()
-        self.config = config
-        self.rope = rotary.rope_of(config.rope, config.head_size)
+        self.config, self.structure = config, config.structure
+        structure = self.structure
+        self.ropes = [None if rope is None else rotary.rope_of(rope, structure.rotated) for rope in structure.ropes]
+        self.rotations = [self.ropes.index(rope) for rope in self.ropes]  # the first layer with the same rotation
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.drop = nn.Dropout(structure.embedding_dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm(structure, config.hidden_size)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -123,34 +188,59 @@ class Llama(LanguageModel):
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
         x = self.embed_tokens(idx)  # (B, T, C)
-        rotation = Rotation(self.rope, past.positions, x.dtype)
-        for block in self.layers:
-            x = block(x, past, rotation)
+        if self.structure.embedding_scale is not None:
+            x = scaled(x, self.structure.embedding_scale)
+        x = self.drop(x)
+        dtype = torch.float32 if self.structure.exact_rotation else x.dtype
+        rotations: dict[int, Rotation | None] = {}
+        for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=True):
+            if number not in rotations:
+                rotations[number] = None if rope is None else Rotation(
+                    rope.sized(past.size), past.positions, dtype, self.structure.interleaved
+                )  # fmt: skip
+            x = block(x, past, rotations[number])
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        return logits if self.structure.logit_scale == 1.0 else logits * self.structure.logit_scale
 
     def cache_layout(self) -> Layout:
-        return [KeyValues(self.config.kv_heads, self.config.head_size, window) for window in self.config.windows]
+        config = self.config
+        return [KeyValues(config.kv_heads, config.head_size, window) for window in self.structure.windows]
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield Embed(self.embed_tokens)
-        for block in self.layers:
-            attn, mlp = block.self_attn, block.mlp
+        structure = self.structure
+        yield Embed(self.embed_tokens, scale=structure.embedding_scale, dropout=self.drop.p)
+        for block, rope in zip(self.layers, self.ropes, strict=True):
+            attn, mlp, add = block.self_attn, block.mlp, {"scale": block.scale, "dropout": block.dropout.p}
             heads = attn.heads, attn.kv_heads
-            yield Norm(block.input_layernorm)
+            if block.parallel:
+                yield SaveResidual()
+            yield LoadResidual() if block.input_layernorm is None else Norm(block.input_layernorm)
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
-            yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm)
+            if rope is not None or attn.q_norm is not None:
+                yield Rotate(
+                    *heads, rope, attn.q_norm, attn.k_norm, all_heads=attn.joint, interleaved=structure.interleaved,
+                    norms_last=attn.norms_last,
+                )  # fmt: skip
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
-            yield Add(attn.o_proj)
-            yield Norm(block.post_attention_layernorm)
-            yield Linear([mlp.gate_proj, mlp.up_proj])
-            yield Gate(self.config.hidden_act)
-            yield Add(mlp.down_proj)
+            yield Add(attn.o_proj, block.attention_output_norm, **add)
+            if block.parallel:
+                yield Norm(block.input_layernorm, saved=True)  # the norm of the block's input again
+            else:
+                second = block.post_attention_layernorm
+                yield LoadResidual() if second is None else Norm(second)
+            if mlp.gate_proj is None:
+                yield Linear([mlp.up_proj], self.config.hidden_act)
+            else:
+                yield Linear([mlp.gate_proj, mlp.up_proj])
+                yield Gate(self.config.hidden_act)
+            yield Add(mlp.down_proj, block.mlp_output_norm, **add)
         yield Norm(self.norm)
-        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        yield Logits(head, scale=structure.logit_scale)
 
 
 class LlamaClassifier(Classifier, Llama):
@@ -247,6 +337,15 @@ class LlamaConfig(HeadSettings):
         if windows != natural and kind in ("llama", "mistral", "ministral3"):
             raise ValueError(f"Llama: a {kind} model has no layer_types, but config.json sets it")
         return windows
+
+    @property
+    def structure(self) -> Structure:
+        """What distinguishes this model from Llama."""
+        return Structure(
+            self.windows, [self.rope] * self.num_hidden_layers, self.head_size, eps=self.rms_norm_eps,
+            qkv_bias=self.attention_bias or self.model_type == "qwen2", output_bias=self.attention_bias,
+            mlp_bias=self.mlp_bias, head_norms="each" if self.model_type == "qwen3" else "",
+        )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

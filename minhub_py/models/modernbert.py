@@ -150,6 +150,7 @@ class ModernBertConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: ModernBERT-base."""
 
     TITLE: ClassVar = "ModernBERT"
+    IS_ENCODER: ClassVar = True
     ONLY_VALUE: ClassVar = {"norm_bias": False, "attention_bias": False, "mlp_bias": False, "classifier_bias": False,
                             "decoder_bias": True, "is_decoder": False}  # fmt: skip
     NO_EFFECT: ClassVar = frozenset(

@@ -127,6 +127,7 @@ class MPNetConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: mpnet-base."""
 
     TITLE: ClassVar = "MPNet"
+    IS_ENCODER: ClassVar = True
     ONLY_VALUE: ClassVar = {"relative_attention_num_buckets": BUCKETS, "is_decoder": False}
     NO_EFFECT: ClassVar = frozenset({"classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon"})
 

@@ -1,186 +1,114 @@
-"""OLMo 2, a Llama with norms after attention and MLP instead of before them, in one file.
+"""OLMo 2 and 3: Llama with norms after attention and MLP instead of before them.
 
 Sources
-    Team OLMo (2024), "2 OLMo 2 Furious". Norms after the layers: Liu et al. (2022), "Swin Transformer V2"; norms of q
-    and k: Henry et al. (2020), "Query-Key Normalization". For the rest see models/llama.py.
-    Hub docs: `transformers`, model_type "olmo2".
+    Team OLMo (2024), "2 OLMo 2 Furious"; Team OLMo (2025), "Olmo 3". Norms after the layers: Liu et al. (2022), "Swin
+    Transformer V2"; norms of q and k: Henry et al. (2020), "Query-Key Normalization".
+    Hub docs: `transformers`, model_types "olmo2" and "olmo3".
 
 Differences from similar architectures
     Llama     has norms before attention and MLP, and no norms of q and k.
     Qwen 3    norms each head of q and k; OLMo 2 norms all heads of q together, and all heads of k.
     Gemma 2   has norms before and after attention and MLP.
 
-Notation
-    B batch rows    T new positions    S attended positions (cached and new)
-    C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
+    olmo3     a window in all layers but each fourth; a scaled rotation only in the layers without a window
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
-from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_multiple
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
+from minhub_py.models.base import Classifier
+from minhub_py.models.llama import Llama
+from minhub_py.models.structure import RelativeConfig, Structure
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class Attention(nn.Module):
-    def __init__(self, config: "Olmo2Config", layer: int) -> None:
-        super().__init__()
-        C, size, bias, eps = config.hidden_size, config.head_dim, config.attention_bias, config.rms_norm_eps
-        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.dropout = size**-0.5, config.attention_dropout
-        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
-        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
-        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
-        self.q_norm = RMSNorm(self.heads * size, eps)  # one norm over all heads
-        self.k_norm = RMSNorm(self.kv_heads * size, eps)
-
-    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        q = split_heads(self.q_norm(self.q_proj(x)), self.heads)  # (B, H, T, D)
-        k = split_heads(self.k_norm(self.k_proj(x)), self.kv_heads)  # (B, G, T, D)
-        v = split_heads(self.v_proj(x), self.kv_heads)
-        q, k = rotation(q, k)
-        dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout)  # (B, H, T, D)
-        return self.o_proj(merge_heads(y))
-
-
-class MLP(nn.Module):
-    def __init__(self, config: "Olmo2Config") -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(nn.Module):
-    def __init__(self, config: "Olmo2Config", layer: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        # Attention and MLP read the stream itself; their outputs are normed.
-        x = x + self.post_attention_layernorm(self.self_attn(x, past, rotation))
-        return x + self.post_feedforward_layernorm(self.mlp(x))
-
-
-class Olmo2(LanguageModel):
+class Olmo2(Llama):
     config: "Olmo2Config"
 
-    def __init__(self, config: "Olmo2Config") -> None:
-        super().__init__()
-        self.config = config
-        self.rope = rotary.rope_of(config.rope, config.head_dim)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # A tied head is the token embedding itself and has no parameter.
-        tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.init_weights(config.initializer_range)
 
-    def body(self, idx: Tensor, past: Past) -> Tensor:
-        x = self.embed_tokens(idx)  # (B, T, C)
-        rotation = Rotation(self.rope, past.positions, torch.float32)  # not rounded to 16 bits
-        for block in self.layers:
-            x = block(x, past, rotation)
-        return self.norm(x)
+class Olmo2Classifier(Classifier, Olmo2):
+    """Olmo2 with a sequence classification head in place of the output head."""
 
-    def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
-
-    def cache_layout(self) -> list[KeyValues]:
-        return [KeyValues(self.config.kv_heads, self.config.head_dim)] * self.config.num_hidden_layers
-
-    def steps(self) -> Iterator[Step]:
-        block: Any
-        yield Embed(self.embed_tokens)
-        for block in self.layers:
-            attn, mlp = block.self_attn, block.mlp
-            heads = attn.heads, attn.kv_heads
-            yield LoadResidual()
-            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
-            yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, all_heads=True)
-            yield Attend(*heads, attn.scale, dropout=attn.dropout)
-            yield Add(attn.o_proj, block.post_attention_layernorm)
-            yield LoadResidual()
-            yield Linear([mlp.gate_proj, mlp.up_proj])
-            yield Gate(self.config.hidden_act)
-            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
-        yield Norm(self.norm)
-        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+    config: "Olmo2Config"
 
 
 @dataclass(frozen=True)
-class Olmo2Config:
+class Olmo2Config(RelativeConfig):
     """The settings of config.json that change the result. Defaults: OLMo 2 7B."""
 
     TITLE: ClassVar = "OLMo 2"
-    DERIVED: ClassVar = ("head_dim",)
+    MODEL_TYPE: ClassVar = "olmo2"
+    ARCHITECTURE: ClassVar = "Olmo2ForCausalLM"
 
     vocab_size: int = 50304
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
-    num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # None: num_attention_heads
-    hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
-    max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-5
-    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
     attention_bias: bool = False
-    attention_dropout: float = 0.0
-    initializer_range: float = 0.02
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 50279
     pad_token_id: int | None = 1
 
-    def __post_init__(self) -> None:
-        check_multiple(self, "hidden_size", "num_attention_heads")
-        check_multiple(self, "num_attention_heads", "num_key_value_heads")
-        if self.head_dim % 2:
-            raise ValueError(f"OLMo 2: the head size ({self.head_dim}) must be even: positions rotate pairs")
-        rotary.check("OLMo 2", self.rope)
+    @property
+    def structure(self) -> Structure:
+        """What distinguishes this model from Llama."""
+        return self.declared(
+            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_bias, head_norms="joint",
+            exact_rotation=True, norm_before=False, norm_after=True,
+        )  # fmt: skip
+
+
+class Olmo3(Llama):
+    config: "Olmo3Config"
+
+
+@dataclass(frozen=True)
+class Olmo3Config(Olmo2Config):
+    """The settings of config.json that change the result. Defaults: OLMo 3 7B, except the sizes of the context."""
+
+    TITLE: ClassVar = "OLMo 3"
+    MODEL_TYPE: ClassVar = "olmo3"
+    ARCHITECTURE: ClassVar = "Olmo3ForCausalLM"
+    THETA: ClassVar = 5e5
+
+    sliding_window: int | None = field(default=4096, metadata={"range": (1, 2**31)})
+    layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"
 
     @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.num_key_value_heads or self.num_attention_heads
+    def types(self) -> list[str]:
+        """The type of each layer."""
+        if self.layer_types is not None:
+            return list(self.layer_types)
+        return [FULL if layer % 4 == 3 else SLIDING for layer in range(self.num_hidden_layers)]
 
     @property
-    def head_dim(self) -> int:
-        """D."""
-        return self.hidden_size // self.num_attention_heads
+    def ropes(self) -> dict[str, dict[str, Any]]:
+        """rope_parameters of each layer type, with defaults. A flat file is about the layers without a window."""
+        parameters = self.rope_parameters or {}
+        if not any(isinstance(value, dict) for value in parameters.values()):
+            if parameters.get("rope_theta", self.THETA) != self.THETA:
+                raise ValueError(
+                    f"OLMo 3: rope_theta is not {self.THETA:g}, so rope_parameters must have settings for {FULL} and "
+                    f"{SLIDING}"
+                )
+            parameters = {FULL: parameters}
+        if not set(parameters) <= {FULL, SLIDING}:
+            raise ValueError(f"OLMo 3: rope_parameters must have settings for {FULL} and {SLIDING}")
+        return {
+            name: rotary.completed(parameters.get(name), self.max_position_embeddings, self.THETA)
+            for name in (FULL, SLIDING)
+        }
 
     @property
     def rope(self) -> dict[str, Any]:
-        """rope_parameters with defaults."""
-        return rotary.completed(self.rope_parameters, self.max_position_embeddings)
+        """rope_parameters of the layers without a window."""
+        return self.ropes[FULL]
+
+    @property
+    def structure(self) -> Structure:
+        """What distinguishes this model from Llama."""
+        windows, ropes = self.windows_of(self.types, self.sliding_window), self.ropes
+        return replace(super().structure, windows=windows, ropes=[ropes[name] for name in self.types])
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {**asdict(self), "rope_parameters": self.rope}
-        return {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", **settings}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings
+        return {**super().to_hub(), "rope_parameters": self.ropes, "layer_types": self.types}

@@ -15,14 +15,15 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.settings import check_multiple
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, LoadResidual, Logits, Norm, Step
@@ -109,7 +110,7 @@ class OPT(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         heads = self.config.num_attention_heads
         return [KeyValues(heads, self.config.hidden_size // heads)] * self.config.num_hidden_layers
 
@@ -140,8 +141,14 @@ class OPT(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
+class OPTClassifier(Classifier, OPT):
+    """OPT with a sequence classification head in place of the output head."""
+
+    config: "OPTConfig"
+
+
 @dataclass(frozen=True)
-class OPTConfig:
+class OPTConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: OPT 125M."""
 
     TITLE: ClassVar = "OPT"
@@ -169,6 +176,7 @@ class OPTConfig:
     pad_token_id: int | None = 1
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "hidden_size", "num_attention_heads")
 
     @property
@@ -183,7 +191,7 @@ class OPTConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        return {"architectures": ["OPTForCausalLM"], "model_type": "opt", **asdict(self)}
+        return {**self.hub_head("OPTForCausalLM"), "model_type": "opt", **self.without_head()}
 
     @property
     def context_length(self) -> int:

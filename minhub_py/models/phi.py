@@ -15,15 +15,16 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_multiple, check_rotated
@@ -102,7 +103,7 @@ class Phi(LanguageModel):
         tied = self.config.tie_word_embeddings
         return F.linear(x, self.embed_tokens.weight if tied else self.lm_head.weight, self.lm_head.bias)
 
-    def cache_layout(self) -> list[KeyValues]:
+    def cache_layout(self) -> Layout:
         return [KeyValues(self.config.kv_heads, self.config.head_size)] * self.config.num_hidden_layers
 
     def steps(self) -> Iterator[Step]:
@@ -121,11 +122,18 @@ class Phi(LanguageModel):
             yield Linear([mlp.fc1], self.config.hidden_act)
             yield Add(mlp.fc2, dropout=p)
         yield Norm(self.final_layernorm)
-        yield Logits(self.embed_tokens if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+        if self.lm_head is not None:
+            yield Logits(self.embed_tokens if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
+
+
+class PhiClassifier(Classifier, Phi):
+    """Phi with a sequence classification head in place of the output head."""
+
+    config: "PhiConfig"
 
 
 @dataclass(frozen=True)
-class PhiConfig:
+class PhiConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: phi-1."""
 
     TITLE: ClassVar = "Phi"
@@ -152,6 +160,7 @@ class PhiConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "hidden_size", "num_attention_heads")
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         rotary.check("Phi", self.rope, partial=True)
@@ -179,8 +188,8 @@ class PhiConfig:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = {**asdict(self), "rope_parameters": self.rope}
-        return {"architectures": ["PhiForCausalLM"], "model_type": "phi", **settings}
+        settings = {**self.without_head(), "rope_parameters": self.rope}
+        return {**self.hub_head("PhiForCausalLM"), "model_type": "phi", **settings}
 
     @property
     def context_length(self) -> int:

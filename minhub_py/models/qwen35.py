@@ -17,7 +17,7 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated
@@ -199,8 +200,14 @@ class Qwen35(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
+class Qwen35Classifier(Classifier, Qwen35):
+    """Qwen35 with a sequence classification head in place of the output head."""
+
+    config: "Qwen35Config"
+
+
 @dataclass(frozen=True)
-class Qwen35Config:
+class Qwen35Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "Qwen 3.5"
@@ -237,6 +244,7 @@ class Qwen35Config:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
         if self.layer_types is not None:
@@ -274,10 +282,10 @@ class Qwen35Config:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = asdict(self)
+        settings = self.without_head()
         del settings["full_attention_interval"]
         settings |= {"layer_types": self.kinds, "rope_parameters": {**(self.rope_parameters or {}), **self.rope}}
-        return {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", **settings}
+        return {**self.hub_head("Qwen3_5ForCausalLM"), "model_type": "qwen3_5_text", **settings}
 
     @property
     def context_length(self) -> int:

@@ -5,11 +5,12 @@
 Sources
     Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023), equations 18 to 23.
     linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in this package.
+    longrope: Ding et al. (2024).
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any
 
@@ -29,6 +30,7 @@ ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
         {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
          "truncate", "llama_4_scaling_beta", "max_position_embeddings"},
     ),
+    "longrope": ({"short_factor", "long_factor", "original_max_position_embeddings"}, {"factor", "attention_factor"}),
 }  # fmt: skip
 
 
@@ -38,12 +40,20 @@ class Rope:
 
     frequencies: the angle per position of each of the R/2 pairs.    amplitude: a factor of cosine and sine.
     growth: queries are multiplied by 1 + growth · ln(1 + floor(position / original)), as in Ministral 3.
+    short: the angles of caches with at most `original` positions (longrope); None: the same.
     """
 
     frequencies: tuple[float, ...]
     amplitude: float = 1.0
     growth: float = 0.0
     original: float = 1.0
+    short: tuple[float, ...] | None = None
+
+    def sized(self, size: float) -> "Rope":
+        """The angles for a cache of `size` positions: one choice for all positions of a text."""
+        if self.short is None:
+            return self
+        return replace(self, frequencies=self.short if size <= self.original else self.frequencies, short=None)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Cosine and sine (…, R/2) of the angles at `positions` (…), and the factor (…) of queries or None: float32."""
@@ -70,23 +80,26 @@ class Rotation:
         return q if self.growth is None else q * self.growth, k
 
 
-def completed(parameters: Mapping[str, Any] | None, context: int) -> dict[str, Any]:
-    """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings."""
+def completed(parameters: Mapping[str, Any] | None, context: int, theta: float = 1e4) -> dict[str, Any]:
+    """rope_parameters with defaults for rope_type, rope_theta and original_max_position_embeddings (context)."""
     settings = {name: value for name, value in (parameters or {}).items() if value is not None}
-    rope = {"rope_type": "default", "rope_theta": 10000.0, **settings}
+    rope = {"rope_type": "default", "rope_theta": theta, **settings}
     if rope["rope_type"] in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", context)
     return rope
 
 
-def check(title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False) -> None:
+def check(
+    title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False, longrope: bool = False
+) -> None:
     """ValueError: a setting contradicts rope_type or is out of range.
 
-    partial, grows: whether the architecture supports partial_rotary_factor and llama_4_scaling_beta.
+    partial, grows, longrope: whether the architecture supports partial_rotary_factor, llama_4_scaling_beta, longrope.
     """
     kind = rope["rope_type"]
-    if kind not in list(ROPE_TYPES):  # a value from a file may be unhashable
-        raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(ROPE_TYPES)}")
+    kinds = [name for name in ROPE_TYPES if longrope or name != "longrope"]
+    if kind not in kinds:
+        raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(kinds)}")
     required, optional = ROPE_TYPES[kind]
     if absent := sorted(required - set(rope)):
         raise ValueError(f"{title}: rope_parameters of rope_type {kind} lacks {', '.join(absent)}")
@@ -97,16 +110,28 @@ def check(title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: 
             continue
         if name not in names:
             raise ValueError(f"{title}: rope_parameters has {brief(name)}, which rope_type {kind} does not have")
+        if name in ("short_factor", "long_factor"):
+            check_factors(title, name, value)
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         if name != "rope_type" and not (isinstance(value, bool) if name == "truncate" else number):
             raise ValueError(f"{title}: rope_parameters' {name} cannot be {brief(value)}")
-        above = {"rope_theta": 1, "factor": 0, "original_max_position_embeddings": 0, "partial_rotary_factor": 0}
+        above = {"rope_theta": 1, "factor": 0, "original_max_position_embeddings": int(kind == "longrope"),
+                 "partial_rotary_factor": 0}  # fmt: skip
         if name != "rope_type" and value <= above.get(name, -1):
             raise ValueError(f"{title}: rope_parameters' {name} must be above {above[name]}, not {brief(value)}")
         if name == "partial_rotary_factor" and value > 1:
             raise ValueError(f"{title}: rope_parameters' {name} must be at most 1, not {brief(value)}")
     if kind == "llama3" and not 0 < rope["low_freq_factor"] < rope["high_freq_factor"]:
         raise ValueError(f"{title}: rope_parameters' low_freq_factor must be above 0 and below high_freq_factor")
+
+
+def check_factors(title: str, name: str, factors: object) -> None:
+    """ValueError: the factors of longrope are not a list of positive numbers."""
+    if not isinstance(factors, list | tuple) or not all(
+        isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < math.inf for factor in factors
+    ):
+        raise ValueError(f"{title}: rope_parameters' {name} must be a list of positive numbers, not {brief(factors)}")
 
 
 def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
@@ -145,5 +170,11 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
         both = rope.get("mscale") and rope.get("mscale_all_dim")
         usual = scale(rope["mscale"]) / scale(rope["mscale_all_dim"]) if both else scale(1.0)
         amplitude = float(rope.get("attention_factor", usual))
+    short = None
+    if kind == "longrope":
+        short = tuple((frequencies / torch.tensor(rope["short_factor"], device="cpu")).tolist())
+        frequencies = frequencies / torch.tensor(rope["long_factor"], device="cpu")
+        usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        amplitude = float(rope.get("attention_factor", usual))
     growth = float(rope.get("llama_4_scaling_beta") or 0)
-    return Rope(tuple(frequencies.tolist()), amplitude, growth, float(original))
+    return Rope(tuple(frequencies.tolist()), amplitude, growth, float(original), short)

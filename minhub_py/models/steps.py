@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from minhub_py.models.experts import Packed
-from minhub_py.models.layers import RMSNorm
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm
 from minhub_py.models.rotary import Rope
 
 # A layer, or its quantized replacement with the same attributes (inference/quantize.py).
@@ -92,16 +92,17 @@ class Rotate:
     """Norm and rotate the heads of q and k in h, which contains q, k and v, (B, T, (H + 2G) * D).
 
     q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of q, and one over all
-    heads of k.    interleaved: see `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it
-    is: (B, T, (2H + 2G) * D).
+    heads of k.    norms_last: the norms follow the rotation.    rope: None for norms only.    interleaved: see
+    `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it is: (B, T, (2H + 2G) * D).
     """
 
     heads: int
     kv_heads: int
-    rope: Rope
-    q_norm: RMSNorm | None = None
-    k_norm: RMSNorm | None = None
+    rope: Rope | None
+    q_norm: RMSNorm | HeadLayerNorm | None = None
+    k_norm: RMSNorm | HeadLayerNorm | None = None
     all_heads: bool = False
+    norms_last: bool = False
     interleaved: bool = False
     gate: bool = False
 
@@ -176,10 +177,11 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Add:
-    """x = x + layer(h), or x + norm(layer(h))."""
+    """x = x + scale · layer(h), or x + scale · norm(layer(h))."""
 
     layer: LinearLayer
     norm: RMSNorm | None = None
+    scale: float = 1.0
     dropout: float = 0.0
 
 

@@ -51,8 +51,10 @@ async def messages(request: HTTPRequest) -> Response:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
     ids = await encode_input(served, chat)
     stops = fields.strings("stop_sequences", MAX_STOP_SEQUENCES)
-    settings: dict[str, Any] = {"sampling": parse_sampling(fields, served.sampling), "seed": parse_seed(fields),
-                "stops": (*stops, *served.template.stops)}  # fmt: skip
+    settings: dict[str, Any] = {
+        "sampling": parse_sampling(fields, served.sampling, served.model.config.vocab_size),
+        "seed": parse_seed(fields), "stops": (*stops, *served.template.stops),
+    }  # fmt: skip
     settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids)
     generation = Generation(served)
     generation.add(ids, served.max_new_tokens(ids, requested), **settings)

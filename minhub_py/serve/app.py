@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import anthropic, embeddings, ollama, openai, responses, tokenization
+from minhub_py.serve import anthropic, embeddings, management, ollama, openai, responses, tokenization
 from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
 from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
@@ -79,6 +79,7 @@ class Middleware:
             unexpected = RequestError(500, f"unexpected {type(error).__name__}")
             await self._send_error(request, unexpected, send_with_headers, started)
         finally:
+            self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
                 note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s")
@@ -123,7 +124,10 @@ def page_file(name: str) -> Response:
 
 async def health(request: HTTPRequest) -> Response:
     """GET /health: whether the server accepts requests."""
-    ready = all(served.engine.accepting and served.engine.thread.is_alive() for served in server_of(request).models.all)
+    models = server_of(request).models
+    ready = not models.closed and all(
+        served.engine.accepting and served.engine.thread.is_alive() for served in models.all
+    )
     return JSONResponse({"status": "ok"} if ready else {"status": "shutting down"}, 200 if ready else 503)
 
 
@@ -173,6 +177,8 @@ POSTS: dict[str, Endpoint] = {
     "/responses/input_tokens": responses.input_tokens,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
+    "/models/load": management.load,
+    "/models/unload": management.unload,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
     "/apply-template": apply_template,
@@ -184,7 +190,9 @@ OLLAMA_POSTS: dict[str, Endpoint] = {
     "/embed": ollama.embed,
     "/embeddings": ollama.embeddings,
     "/show": ollama.show,
+    "/pull": management.pull,
 }
+OLLAMA_DELETES: dict[str, Endpoint] = {"/delete": management.delete}
 
 
 def routing_error(request: HTTPRequest, error: HTTPException) -> RequestError:
@@ -211,7 +219,7 @@ def application(server: Server) -> Middleware:
         for endpoints, method in ((GETS, "GET"), (POSTS, "POST")):
             routes += [Route(prefix + path, endpoint, methods=[method], name=path)
                        for path, endpoint in endpoints.items()]  # fmt: skip
-    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST")):
+    for endpoints, method in ((OLLAMA_GETS, "GET"), (OLLAMA_POSTS, "POST"), (OLLAMA_DELETES, "DELETE")):
         routes += [Route(f"/api{path}", endpoint, methods=[method], name=f"/api{path}")
                    for path, endpoint in endpoints.items()]  # fmt: skip
     return Middleware(Router(routes, redirect_slashes=False), server)

@@ -187,7 +187,7 @@ async def embed_inputs(
 
     if served.is_encoder:
         return await run_encoder(served, inputs, vector)
-    return await run_decoder(served, vector_of_decoder, [row.ids for row in inputs])
+    return await run_decoder(served, vector_of_decoder, [list(row.ids) for row in inputs])
 
 
 async def run_decoder(served: ServedModel, compute: Callable[[S], T], texts: Sequence[S]) -> list[T]:

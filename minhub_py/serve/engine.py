@@ -274,6 +274,7 @@ class Engine(EngineThread[Request]):
             logprobs=request.logprobs,
             top=request.top,
             matcher=None if request.grammar is None else request.grammar.matcher(prefix),
+            generated=len(prefix),
         )
 
     def _process(self, batch: Batch, event: Event) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,8 @@ MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 class ServedModel:
     """A model with its name, tokenizer, chat template and engine. timeout: maximum duration of a request in seconds.
 
+    parent: the name of the model without the adapter, for a model with an adapter.
+
     The engine of a text encoder is an `EncoderEngine`; of other models, an `Engine`.
 
     ValueError: the model's generation_config.json has a value outside its range.
@@ -53,6 +56,7 @@ class ServedModel:
     engine: EngineThread[Any]
     timeout: float
     created: int = field(default_factory=lambda: int(time.time()))
+    parent: str | None = None
 
     def __post_init__(self) -> None:
         self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
@@ -67,6 +71,18 @@ class ServedModel:
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
         self.max_characters = self.engine.max_length * longest
+
+    def close(self) -> None:
+        """Stop the engine and the threads. Unfinished requests receive an error."""
+        self.engine.close()
+        for workers in (self.texts, self.schemas, self.embeddings):
+            workers.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may use: Ollama adds ":latest"; an adapter is also MODEL+NAME."""
+        adapter = () if self.parent is None else (f"{self.parent}+{self.name}",)
+        return (self.name, f"{self.name}:latest", *adapter)
 
     @property
     def is_encoder(self) -> bool:
@@ -204,40 +220,6 @@ class ServedModel:
             raise invalid(str(error), name, "schema") from error
 
 
-class Models:
-    """The models of a server. Requests without a model use the first."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.all = list(models)
-
-    def find(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """The model with this name, also with Ollama's suffix ":latest".
-
-        task: the task of the request. Without a name, the first model for this task is used.
-        RequestError: the name is unknown, or the model does not support the task.
-        """
-        if not name:
-            served = next((served for served in self.all if task in (None, served.task)), self.all[0])
-        else:
-            found = [served for served in self.all if name in (served.name, f"{served.name}:latest")]
-            if not found:
-                names = ", ".join(served.name for served in self.all)
-                raise RequestError(
-                    404, f"unknown model {name[:200]!r}: available are {names}", "model_not_found", "model"
-                )
-            served = found[0]
-        if task == "completion" and served.task != "completion":
-            route = "/v1/rerank" if served.task == "rerank" else "/v1/embeddings"
-            kind = "a text encoder" if served.is_encoder else "an embedding model"
-            raise invalid(f"{served.name} is {kind}, which does not generate text: use {route}", "model", "task")
-        if task == "rerank" and served.task not in ("rerank", "completion"):
-            raise invalid(
-                f"{served.name} is not a cross-encoder (…ForSequenceClassification with one label): use /v1/embeddings",
-                "model", "task",
-            )  # fmt: skip
-        return served
-
-
 class Generation:
     """The engine requests of one HTTP request. Transfers their deltas from the engine's thread to the event loop."""
 
@@ -309,9 +291,11 @@ class Generation:
         return max((request.cached_tokens for request in self.requests), default=0)
 
 
-def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "repetition_penalty") -> Sampling:
+def parse_sampling(
+    fields: Fields, defaults: Mapping[str, Any], vocab_size: int, penalty: str = "repetition_penalty"
+) -> Sampling:
     """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the repetition penalty."""
-    fields.reject("presence_penalty", "frequency_penalty", "logit_bias", "min_p", "mirostat")
+    fields.reject("mirostat")
     fields.reject("typical_p", "tfs_z", harmless=(1,))
     settings = dict(defaults)
     top_k = fields.integer("top_k", -1, 2**31)
@@ -320,8 +304,9 @@ def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "
     top_p = fields.number("top_p")
     if top_p is not None:
         settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
-    names = {"top_k": "top_k", "top_p": "top_p", "temperature": "temperature", "repetition_penalty": penalty}
-    for name in ("temperature", "repetition_penalty"):
+    names = {**{name: name for name in Sampling.names()}, "repetition_penalty": penalty}
+    settings["logit_bias"] = parse_bias(fields) or settings["logit_bias"]
+    for name in ("temperature", "repetition_penalty", "min_p", "presence_penalty", "frequency_penalty"):
         if (value := fields.number(names[name])) is not None:
             settings[name] = value
     settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0 disables it in some clients
@@ -330,7 +315,20 @@ def parse_sampling(fields: Fields, defaults: Mapping[str, Any], penalty: str = "
             check_sampling(name, value)
         except ValueError as error:
             raise invalid(str(error).replace(name, names[name]), names[name]) from error
-    return Sampling(**settings)
+    sampling = Sampling(**settings)
+    try:
+        sampling.check_vocabulary(vocab_size)
+    except ValueError as error:
+        raise invalid(str(error), "logit_bias") from error
+    return sampling
+
+
+def parse_bias(fields: Fields) -> dict[int, float]:
+    """The logit_bias by token ID. As in the OpenAI API, IDs are the keys of a JSON object."""
+    biases = fields.object("logit_bias")
+    if unreadable := [key for key in biases.values if not re.fullmatch("[0-9]{1,9}", key)]:
+        raise invalid(f"logit_bias must map token IDs to numbers, but has the key {brief(unreadable[0])}", "logit_bias")
+    return {int(key): value for key in biases.values if (value := biases.number(key)) is not None}
 
 
 def parse_stops(fields: Fields) -> tuple[str, ...]:

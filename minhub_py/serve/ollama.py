@@ -3,6 +3,7 @@
 Source: Ollama's API reference. Responses stream by default, as newline-delimited JSON.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
@@ -13,8 +14,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
+from minhub_py.chat.defaults import PUBLISHED_FIELDS
 from minhub_py.chat.tools import parse_arguments
 from minhub_py.inference.quantize import kind_of
+from minhub_py.serve.catalog import Entry
 from minhub_py.serve.embeddings import (
     check_count,
     embed_inputs,
@@ -38,7 +41,11 @@ from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import json_line, respond
 from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.system.duration import parse_duration
 
+NEVER = timedelta(days=36500)
+UNKNOWN = {"parent_model": "", "format": "minhub", "family": "", "families": [], "parameter_size": "",
+           "quantization_level": ""}  # fmt: skip
 # Quantization levels that clients know. GGUF types keep their names.
 LEVELS_OF_THINKING = ("low", "medium", "high", "max")
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
@@ -51,15 +58,22 @@ async def version(_: HTTPRequest) -> Response:
 
 async def tags(request: HTTPRequest) -> Response:
     """GET /api/tags."""
-    return JSONResponse({"models": [describe(served) for served in server_of(request).models.all]})
+    entries = await server_of(request).models.available()
+    return JSONResponse({"models": [describe(entry) for entry in entries]})
 
 
 async def running(request: HTTPRequest) -> Response:
-    """GET /api/ps: all models, because all are loaded."""
-    expires = timestamp(datetime.now(timezone.utc) + timedelta(days=36500))
+    """GET /api/ps: the loaded models."""
+    now, clock = datetime.now(timezone.utc), asyncio.get_running_loop().time()
+
+    def expires(entry: Entry) -> str:
+        seconds = entry.keep_alive if entry.expires is None else entry.expires - clock
+        return timestamp(now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds)))
+
     return JSONResponse({"models": [
-        {**describe(served), "expires_at": expires, "size_vram": 0, "context_length": served.engine.max_length}
-        for served in server_of(request).models.all
+        {**describe(entry), "expires_at": expires(entry), "size_vram": 0,
+         "context_length": entry.served.engine.max_length}
+        for entry in server_of(request).models.entries.values() if entry.served is not None
     ]})  # fmt: skip
 
 
@@ -69,7 +83,11 @@ async def show(request: HTTPRequest) -> Response:
     architecture = architecture_of(served)
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {} if served.task != "completion" else served.sampling
-    parameters = [f"{names.get(name, name)} {value}" for name, value in sampling.items() if value is not None]
+    parameters = [
+        f"{names.get(name, name)} {value}"
+        for name, value in sampling.items()
+        if name in PUBLISHED_FIELDS and value is not None
+    ]
     return JSONResponse({
         "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),
         "details": details(served), "modified_at": modified(served), "capabilities": capabilities(served),
@@ -85,11 +103,13 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(served: ServedModel) -> dict[str, Any]:
-    """The entry of a model in lists."""
-    name = served.name if ":" in served.name else f"{served.name}:latest"
-    return {"name": name, "model": name, "modified_at": modified(served), "size": served.bytes,
-            "digest": "", "details": details(served)}  # fmt: skip
+def describe(entry: Entry) -> dict[str, Any]:
+    """The entry of a model in lists. Details are known if the model is loaded."""
+    name = entry.name if ":" in entry.name else f"{entry.name}:latest"
+    served = entry.served
+    return {"name": name, "model": name, "size": entry.size, "digest": "",
+            "modified_at": timestamp(datetime.fromtimestamp(0, timezone.utc)) if served is None else modified(served),
+            "details": UNKNOWN if served is None else details(served)}  # fmt: skip
 
 
 def details(served: ServedModel) -> dict[str, Any]:
@@ -115,8 +135,8 @@ def timestamp(time: datetime) -> str:
 async def chat(request: HTTPRequest) -> Response:
     """POST /api/chat."""
     served, fields = await read(request, "completion")
-    if fields.get("messages") in (None, []):  # requests that load a model
-        return JSONResponse({**loaded(served), "message": {"role": "assistant", "content": ""}})
+    if fields.get("messages") in (None, []):  # requests that load or unload a model
+        return JSONResponse({**loaded(served, fields), "message": {"role": "assistant", "content": ""}})
     chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
     choose_tools(chat, None)
     generation, ids = await start(served, fields, chat)
@@ -141,7 +161,7 @@ async def generate(request: HTTPRequest) -> Response:
     fields.reject("suffix", "images", "template", "context")
     prompt, system = fields.string("prompt") or "", fields.string("system") or ""
     if not prompt:
-        return JSONResponse({**loaded(served), "response": ""})
+        return JSONResponse({**loaded(served, fields), "response": ""})
     if fields.boolean("raw") or served.template.kind == "plain":
         generation, ids = await start(served, fields, f"{system}\n{prompt}" if system else prompt)
     else:
@@ -196,19 +216,28 @@ def parse_texts(value: Any) -> list[str]:
 
 
 async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
-    """The model and the body of a request. task: as in `Models.find`."""
+    """The model and the body of a request, whose `keep_alive` it sets. task: as in `Models.find`."""
     server = server_of(request)
     fields = await server.read(request)
     name = fields.string("model") or fields.string("name")
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
-    return server.models.find(name, task), fields
+    keep_alive = fields.get("keep_alive")
+    try:
+        seconds = None if keep_alive is None else parse_duration(keep_alive)
+    except ValueError as error:
+        raise invalid(f"keep_alive: {error}", "keep_alive") from error
+    served = await server.model_for(request, name, task)
+    if keep_alive is not None:
+        server.models.entries[served.name].keep_alive = seconds
+    return served, fields
 
 
-def loaded(served: ServedModel) -> dict[str, Any]:
-    """The response to a request that loads a model."""
+def loaded(served: ServedModel, fields: Fields) -> dict[str, Any]:
+    """The response to a request that loads a model, or unloads it with a `keep_alive` of 0."""
     created = timestamp(datetime.now(timezone.utc))
-    return {"model": served.name, "created_at": created, "done": True, "done_reason": "load"}
+    reason = "unload" if fields.get("keep_alive") in (0, "0", "0s") else "load"
+    return {"model": served.name, "created_at": created, "done": True, "done_reason": reason}
 
 
 async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> tuple[Generation, list[int]]:
@@ -219,8 +248,8 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
     schema = {} if schema == "json" else schema
     requested = options.integer("num_predict", -2, 2**31) or 0
     settings: dict[str, Any] = {
-        "sampling": parse_sampling(options, served.sampling, "repeat_penalty"), "seed": parse_seed(options),
-        "stops": parse_stops(options), "stop_ids": served.end_ids,
+        "sampling": parse_sampling(options, served.sampling, served.model.config.vocab_size, "repeat_penalty"),
+        "seed": parse_seed(options), "stops": parse_stops(options), "stop_ids": served.end_ids,
     }  # fmt: skip
     if isinstance(chat, str):
         ids = await served.encode(chat)

@@ -18,6 +18,7 @@ from minhub_py import __version__
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling
+from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token, token_text
 from minhub_py.serve.messages import (
     ChatInput,
@@ -49,27 +50,32 @@ DONE = b"data: [DONE]\n\n"
 
 async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
-    data = [describe(served) for served in server_of(request).models.all]
-    # The keys after `data` are those of the Anthropic API, whose client uses the same path.
-    return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"],
-                         "last_id": data[-1]["id"]})  # fmt: skip
+    server = server_of(request)
+    data = [describe(entry) for entry in await server.models.available()]
+    # The keys of IDs are those of the Anthropic API, whose client uses the same path.
+    return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
+                         "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
 
 
 async def model(request: HTTPRequest) -> Response:
     """GET /v1/models/NAME."""
-    return JSONResponse(describe(server_of(request).models.find(request.path_params["name"])))
+    return JSONResponse(describe(await server_of(request).models.find(request.path_params["name"])))
 
 
-def describe(served: ServedModel) -> dict[str, Any]:
-    """The entry of a model in lists. The first three fields of `meta` follow llama.cpp."""
-    generation = (
-        {} if served.task != "completion" else {"default_sampling": served.sampling, "note": served.template.note}
-    )
-    created_at = datetime.fromtimestamp(served.created, timezone.utc).isoformat().replace("+00:00", "Z")
-    return {"id": served.name, "type": "model", "display_name": served.name, "created_at": created_at,
-            "object": "model", "created": served.created, "owned_by": "minhub",
-            "meta": {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters,
-                     "size": served.bytes, "capabilities": [served.task], **generation}}  # fmt: skip
+def describe(entry: Entry) -> dict[str, Any]:
+    """The entry of a model in lists. `status` and the first three fields of `meta` follow llama.cpp."""
+    status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
+    meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
+    if (served := entry.served) is not None:
+        meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
+        if entry.task == "completion":
+            meta |= {"default_sampling": served.sampling, "note": served.template.note}
+    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}  # as in vLLM
+    created = served.created if served else 0
+    created_at = datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"id": entry.name, "type": "model", "display_name": entry.name, "created_at": created_at,
+            "object": "model", "created": created, "owned_by": "minhub",
+            **parent, "status": status, "meta": meta}  # fmt: skip
 
 
 # Chat completions
@@ -78,7 +84,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("functions", "logit_bias", "audio")
+    fields.reject("functions", "audio")
     chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
     choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
     settings = parse_settings(fields, served, chat=True)
@@ -403,7 +409,9 @@ def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dict[str,
     fields.reject("grammar", "json_schema", "structured_outputs", "guided_json")  # response formats of other servers
     template, ignore_eos = served.template, fields.boolean("ignore_eos")
     return {
-        "sampling": parse_sampling(fields, served.sampling if chat else asdict(Sampling())),
+        "sampling": parse_sampling(
+            fields, served.sampling if chat else asdict(Sampling()), served.model.config.vocab_size
+        ),
         "seed": parse_seed(fields),
         "stops": parse_stops(fields) + (template.stops if chat else ()),
         "stop_ids": (frozenset() if ignore_eos else served.end_ids) | (template.end_ids if chat else frozenset()),

@@ -103,9 +103,8 @@ class UvicornServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Reject new requests, wait for unfinished ones, and close the connections."""
+        self.server.models.stop_accepting()
         engines = [served.engine for served in self.server.models.all]
-        for engine in engines:
-            engine.stop_accepting()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.grace
         while any(engine.unfinished for engine in engines) and loop.time() < deadline and not self.force_exit:

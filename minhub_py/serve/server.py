@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
 
-from minhub_py.serve.models import Models, ServedModel, Task
+from minhub_py.serve.catalog import Entry, Models
+from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.validation import Fields, RequestError
 
 PAGE = Path(__file__).with_name("page")
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 PAGE_FILES = {path.name: MEDIA_TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in MEDIA_TYPES}
+ACQUIRED = "minhub.models"  # key of a request's scope
 PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE_FILES))  # paths without an API key
 
 
@@ -26,6 +28,7 @@ PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE
 class Server:
     """Settings and state of a server.
 
+    allow_pull: whether clients may download models to the cache, and delete them.
     key: API key that clients must send, if any.
     local: accept only names of this machine in the Host header.
     origins: origins of web pages that may call the server.
@@ -35,6 +38,7 @@ class Server:
     """
 
     models: Models
+    allow_pull: bool = False
     key: str | None = None
     local: bool = True
     origins: Sequence[str] = ()
@@ -51,9 +55,22 @@ class Server:
             raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
 
     async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
-        """The body of a request, and the model that it names. RequestError: as in `read` and `Models.find`."""
+        """The body of a request, and the model that it names. RequestError: as in `read` and `model_for`."""
         fields = await self.read(request)
-        return self.models.find(fields.string("model"), task), fields
+        return await self.model_for(request, fields.string("model"), task), fields
+
+    async def model_for(self, request: HTTPRequest, name: str | None, task: Task | None = None) -> ServedModel:
+        """A model, which stays loaded until the end of the response. RequestError: as in `Models.acquire`."""
+        entry = await self.models.acquire(name, task)
+        request.scope.setdefault(ACQUIRED, []).append(entry)
+        assert entry.served is not None
+        return entry.served
+
+    def release_models(self, scope: MutableMapping[str, Any]) -> None:
+        """Release the models of a request after its response."""
+        entries: list[Entry] = scope.pop(ACQUIRED, [])
+        for entry in entries:
+            self.models.release(entry)
 
     async def _body(self, request: HTTPRequest) -> bytes:
         """The body. A body that is too large is received up to a limit: clients read the response after sending."""

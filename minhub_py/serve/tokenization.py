@@ -64,7 +64,7 @@ async def tokenizer_info(request: HTTPRequest) -> Response:
 
     `model` in the query selects another model than the first.
     """
-    served = server_of(request).models.find(request.query_params.get("model"))
+    served = await server_of(request).model_for(request, request.query_params.get("model"))
     tokens = {f"{name}_token": served.template.tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
     if tokens["eos_token"] is None and served.task == "completion":
         tokens["eos_token"] = next((served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None)

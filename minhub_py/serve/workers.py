@@ -30,3 +30,7 @@ class Workers:
             return await asyncio.get_running_loop().run_in_executor(self._pool, job)
         finally:
             self._free += 1
+
+    def close(self) -> None:
+        """End the threads after their running jobs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -11,15 +11,16 @@ The shell command is `minhub train`; for several processes, `torchrun -m minhub_
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
+from minhub_py.system import html
 from minhub_py.system.spelling import unknown
 from minhub_py.training.checkpoint import LossRow, RunFolder
 from minhub_py.training.data import Corpus
@@ -27,9 +28,14 @@ from minhub_py.training.errors import reading
 from minhub_py.training.listener import Listener
 from minhub_py.training.preparation import Preparation
 from minhub_py.training.progress import ConsoleListener
-from minhub_py.training.recovery import recovery_advice
+from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings
 from minhub_py.training.setup import continue_preparation, continue_run, start_run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from minhub_py.entry_points import ResumeSettings, TrainSettings
 
 __all__ = ["Change", "Listener", "LossRow", "Run", "Settings", "resume", "train"]
 
@@ -38,7 +44,7 @@ TextSource = str | os.PathLike[str] | BinaryIO
 
 def train(
     text: TextSource | Sequence[TextSource], out: str | os.PathLike[str], *, progress: bool = True,
-    listener: Listener | None = None, **settings: Any,
+    listener: Listener | None = None, **settings: "Unpack[TrainSettings]",
 ) -> "Run":  # fmt: skip
     """Train a model on UTF-8 text files.
 
@@ -53,6 +59,7 @@ def train(
         listener: Receives the progress instead of the console.
         **settings: Fields of `Settings`, such as family, start (identifier of a model to fine-tune), tokenizer, layers,
             width, context (tokens), steps, batch (sequences), learning_rate, sample, seed, device.
+            ``lora={"r": 16}`` trains an adapter of `start` in PEFT's format.
 
     Returns:
         The finished run.
@@ -70,12 +77,19 @@ def train(
     names = [item.name for item in fields(Settings)]
     if invalid := sorted(set(settings) - set(names)):
         raise ValueError(unknown(invalid, names))
+    lora: object = settings.get("lora")
+    if type(lora) is int:
+        settings["lora"] = {"r": lora}
     checked = Settings(**settings)
     return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events), out, listener, progress)
 
 
 def resume(
-    out: str | os.PathLike[str], *, progress: bool = True, listener: Listener | None = None, **changes: Any
+    out: str | os.PathLike[str],
+    *,
+    progress: bool = True,
+    listener: Listener | None = None,
+    **changes: "Unpack[ResumeSettings]",
 ) -> "Run":
     """Continue a run from its last checkpoint. The result is bitwise identical to an uninterrupted run.
 
@@ -150,7 +164,11 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The best model: the model with the lowest validation loss."""
+        """The best model: the model with the lowest validation loss. With `lora`, the base with its adapter."""
+        if self.settings.lora:
+            with recovery_advice(self.files):
+                check_model_files(self.folder)
+            return from_pretrained(self.folder, quantize=self.settings.quantize)
         with recovery_advice(self.files), reading(self.folder / "model.safetensors"):
             return from_pretrained(self.folder)
 
@@ -199,3 +217,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        rows: list[Mapping[str, Any]] = list(self.losses)
+        names = ("step", "train_loss", "held_out_loss", "learning_rate", "tokens_per_second")
+        columns = {name: [row[name] for row in rows[-html.MAX_ROWS :]] for name in names}
+        return html.note([repr(self), f"{len(rows)} evaluations, the last ones:"]) + html.table(columns)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from r_bridge.convert import character, json_data, json_schema
-from r_bridge.methods.text import token_texts
+from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -20,21 +20,24 @@ def chat_template(session: Session, model: Model, tokenizer: Tokenizer | None) -
 def reply(
     session: Session, model: Model, tokenizer: Tokenizer | None, system: str | None, said: Any, text: str,
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seed: float, stop: Any, top: int, schema: Any,
+    seed: float, stop: Any, top: int, schema: Any, min_p: float | None = None, presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0, logit_bias: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if it cancels.
 
     said: the previous texts of user and assistant, alternating.
     schema: a JSON Schema as text or as a list. `data` is then the parsed reply, if it is complete.
     """
-    from minhub_py.chat.conversation import Turn
+    from minhub_py.chat.turns import Turn
 
     chat = _chat(model, tokenizer)
     chat.system, chat.reply_count = system, 0  # R draws the seed of each reply
     chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
     pieces = chat.stream(
         text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        repetition_penalty=repetition_penalty, seed=int(seed), stop=tuple(stop or ()), top=top,
+        repetition_penalty=repetition_penalty, min_p=min_p, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, logit_bias=biases(logit_bias), seed=int(seed),
+        stop=tuple(stop or ()), top=top,
         schema=None if schema is None else json_schema(schema),
     )  # fmt: skip
     sent = 0

@@ -79,13 +79,14 @@ def classify(
 
 
 def classify_tokens(
-    session: Session, model: Model, texts: Any, aggregation: str, ignore: Any, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+    session: Session, model: Model, texts: Any, aggregation: str, ignore: Any, tokenizer: Tokenizer | None,
+    stride: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The columns of minhub_py.classify_tokens, with texts and characters that count from 1, and the labels."""
     from minhub_py.analysis.token_labels import classify_tokens as compute
 
     tok = find_tokenizer(model, tokenizer, needed=True)
-    settings: Any = {"aggregation": aggregation, "ignore": tuple(ignore or ())}
+    settings: Any = {"aggregation": aggregation, "ignore": tuple(ignore or ()), "stride": stride}
     columns = compute(model.module, tok, texts, **settings, progress=session.progress)
     labels = model.module.config.labels
     if aggregation != "none":

@@ -13,7 +13,7 @@ from r_bridge.objects import Model, Session, Tokenizer
 def annotate(
     session: Session, model: Model, texts: Any, labels: Any, definitions: Any, codebook: str | None,
     instruction: str | None, example_texts: Any, example_labels: Any, calibrate: str | None, length: str,
-    template: str | None, premise: str | None, chat: Any, tokenizer: Tokenizer | None,
+    template: str | None, premise: str | None, chat: Any, sep: str | None, tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The columns of minhub_py.annotate with NA for missing texts, and the labels."""
     from minhub_py.analysis.annotate import annotate as compute
@@ -26,7 +26,7 @@ def annotate(
     examples = list(zip(example_texts or [], example_labels or [], strict=True))
     book = codebook_of(source, instruction, examples)
     settings: Any = {
-        "calibrate": calibrate, "length": length, "template": template, "premise": premise,
+        "calibrate": calibrate, "length": length, "template": template, "premise": premise, "sep": sep,
         "chat": None if chat is None else bool(np.asarray(chat).reshape(-1)[0]), "progress": session.progress,
     }  # fmt: skip
     columns = compute(model.module, tok, texts or [], book, **settings)
@@ -60,14 +60,16 @@ def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, unc
 
 def corrected_estimate(
     session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str,
-    probability: Any, confidence: float,
+    probability: Any, confidence: float, cluster: Any = None, cross_fit: int = 0, splits: int = 10, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The results of minhub_py.estimate for a design matrix."""
-    from minhub_py.analysis.estimate import fit
+    from minhub_py.analysis.estimate import codes_of, fit
 
+    groups = None if cluster is None else codes_of(np.array(cluster).tolist(), len(np.array(human)))
     result = fit(
-        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability, confidence
-    )
+        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability,
+        confidence, groups, cross_fit, splits, seed,
+    )  # fmt: skip
 
     def frame(estimates: Any) -> Frame:
         return Frame({**estimates.columns, "term": character(estimates.term)})

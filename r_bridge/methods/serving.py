@@ -16,7 +16,8 @@ def serve(
     require("serve")
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import engine_for
-    from minhub_py.serve.models import Models, ServedModel
+    from minhub_py.serve.catalog import Models
+    from minhub_py.serve.models import ServedModel
     from minhub_py.serve.run import BackgroundServer
     from minhub_py.serve.server import Server
 
@@ -30,7 +31,7 @@ def serve(
     except ValueError:
         engine.close()
         raise
-    background.uvicorn.server.models.all.append(served)
+    background.uvicorn.server.models.add(served)
     address = background.__enter__()
     return {"address": address, "number": session.add(background), "note": template.note}
 

@@ -10,10 +10,19 @@ from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
 
 
+def biases(columns: Any) -> dict[int, float] | None:
+    """The logit_bias of R: its columns `id` and `bias`, or None."""
+    if columns is None:
+        return None
+    ids, values = (as_array(columns[name]).reshape(-1) for name in ("id", "bias"))
+    return {int(id): float(value) for id, value in zip(ids, values, strict=True)}
+
+
 def generate(
     session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
-    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0,
+    seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0, min_p: float | None = None,
+    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and token IDs for each prompt. stream: also send the text of the only prompt as it is generated."""
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
@@ -26,7 +35,9 @@ def generate(
     stops = tuple(stop or ())
     tok: Any = find_tokenizer(model, tokenizer, needed=True) if as_text or stops else None
     rows = prompt_ids(model, tok, prompts)
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty,
+                        biases(logit_bias))  # fmt: skip
+    sampling.check_vocabulary(model.module.config.vocab_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
     outputs: list[list[int]] = [[] for _ in rows]
@@ -83,7 +94,7 @@ def score(
 
     bits: add surprisal and entropy.    sep: separates a text and its target; ignored for IDs and encoder-decoders.
     """
-    from minhub_py.analysis.surprisal import target_ids
+    from minhub_py.analysis.segments import target_ids
     from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import check_prompts, check_targets
     from minhub_py.inference.generate import score as log_probabilities

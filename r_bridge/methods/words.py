@@ -1,6 +1,6 @@
 """Log-probabilities of words and targets, and the matrix of log-probabilities."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -8,33 +8,38 @@ from r_bridge.convert import Frame, as_array, scalar
 from r_bridge.methods.text import find_tokenizer, is_text, prompt_ids, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
+if TYPE_CHECKING:
+    from minhub_py.analysis.measures import Measures
+
 
 def word_logprobs(
     session: Session, model: Model, words: Any, by: Any, word_n: Any, context: Any, sep: str, ignored: Any, bos: Any,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None, correct: str | None = None, renyi: Any = None, premise: str | None = None,
+    lags: int = 0,
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.word_logprobs. by: text numbers, or NULL.    ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
+    from minhub_py.analysis.segments import texts_of_words
     from minhub_py.inference.arguments import decoder_of
 
     decoder_of(model.module, "word_logprobs()")
     tok = find_tokenizer(model, tokenizer, needed=True)
     analysis.refuse_encoder_decoder(model.module)
     words = _texts(words)
-    texts = analysis.texts_of_words(
+    texts = texts_of_words(
         words, None if by is None else by.tolist(), None if word_n is None else word_n.tolist(),
         None if context is None else _texts(context),
     )  # fmt: skip
     columns = analysis.segment_logprobs(
-        model.module, tok, texts, len(words), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
-        progress=session.progress,
+        model.module, tok, texts, words, sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
+        measures=_measures(correct, renyi, premise, ignored, lags), progress=session.progress,
     )  # fmt: skip
     return _frame(columns)
 
 
 def target_logprobs(
     session: Session, model: Model, contexts: Any, targets: Any, sep: str, ignored: Any, bos: Any,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None, correct: str | None = None, renyi: Any = None, premise: str | None = None,
 ) -> Frame:  # fmt: skip
     """The columns of minhub_py.target_logprobs. ignored: token IDs that are not counted."""
     from minhub_py.analysis import surprisal as analysis
@@ -44,7 +49,7 @@ def target_logprobs(
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = analysis.pair_logprobs(
         model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
-        progress=session.progress,
+        measures=_measures(correct, renyi, premise, ignored), progress=session.progress,
     )  # fmt: skip
     return _frame(columns)
 
@@ -81,6 +86,14 @@ def _texts(value: Any) -> list[str | None]:
 
 def _ids(value: Any) -> list[int]:
     return [] if value is None else as_array(value).reshape(-1).tolist()
+
+
+def _measures(correct: str | None, renyi: Any, premise: str | None, ignored: Any, lags: int = 0) -> "Measures":
+    """The requested measures. ValueError: a wrong value."""
+    from minhub_py.analysis.measures import measures_of
+
+    orders = None if renyi is None else as_array(renyi).reshape(-1).tolist()
+    return measures_of(correct, orders, premise, lags, ignored=ignored is not None)
 
 
 def _frame(columns: dict[str, Any]) -> Frame:

@@ -15,6 +15,7 @@ from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target
 from minhub_py.analysis import predictions, tokens
 from minhub_py.analysis.matrix import logprob_matrix
 from minhub_py.analysis.scores import token_scores
+from minhub_py.analysis.surprisal import Columns
 from minhub_py.checkpoints.tokenizers.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.generate import generate
@@ -33,6 +34,13 @@ WORDS = [word for text in SENTENCES for word in text.split()]
 BY = [number for number, text in enumerate(SENTENCES) for _ in text.split()]
 TOKENIZER = train_byte_level_bpe([TEXT] * 3, 320)
 V, CONTEXT = TOKENIZER.get_vocab_size(), 16
+
+
+def test_notebooks_show_scores_as_a_table() -> None:
+    page = word_logprobs(GPT2, TOKENIZER, ["apple"] * 31, context="The")._repr_html_()
+    assert page.startswith("<table><thead><tr><th>tokens</th><th>logprob</th>")
+    assert "20 of 31 rows" in page
+    assert "<td>&lt;b&gt;</td>" in Columns(word=["<b>"])._repr_html_()
 
 
 def models() -> dict:
@@ -236,7 +244,9 @@ def test_bos_gives_first_words_a_context() -> None:
 def test_sep_is_configurable_and_shared_tokens_are_nan() -> None:
     result = word_logprobs(GPT2, TOKENIZER, ["The", " apple", "'s", " core", "."], sep="")
     assert close(result["logprob"], reference(GPT2, ["The", " apple", "'s", " core", "."])[0])
-    with pytest.warns(UserWarning, match=r"3 words have no log-probability, because a token .* such as ' ' and 'rea'"):
+    with pytest.warns(
+        UserWarning, match=r"3 words have no log-probability, because a token contains .*: ' ' and 'rea'"
+    ):
         result = word_logprobs(GPT2, TOKENIZER, ["He", " ", "rea", "lizes", " some"], sep="")
     assert np.isnan(result["logprob"]).tolist() == [True, True, True, True, False]
 

@@ -99,7 +99,7 @@ def test_missing_and_long_texts(wordpiece: Any) -> None:
     long = "the cat " * 100
     columns = classify_tokens(model, tokenizer, [None, TEXTS[1], "", long], aggregation="none", ignore=())
     counts = np.bincount(columns["text"], minlength=4).tolist()
-    assert counts == [0, 3, 0, 62]
+    assert counts == [0, 3, 0, 200]
     alone = classify_tokens(model, tokenizer, [TEXTS[1]], aggregation="none", ignore=())
     assert columns["label"][:3] == alone["label"]
     bare = Tokenizer.from_str(tokenizer.to_str())
@@ -108,6 +108,41 @@ def test_missing_and_long_texts(wordpiece: Any) -> None:
     assert {name: len(values) for name, values in classify_tokens(model, tokenizer, []).items()} == dict.fromkeys(
         ("text", "word", "start", "end", "label", "prob"), 0
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stride", [None, 0, 7, 61])
+@pytest.mark.parametrize("kind", ["wordpiece", "byte_level"])
+def test_tokens_of_long_texts_have_the_labels_of_the_window_with_most_context(
+    kind: str, stride: int | None, request: pytest.FixtureRequest
+) -> None:
+    """Each window by transformers; its context on the shorter side decides, and an end of the text is no limit."""
+    model, tokenizer, pipeline = request.getfixturevalue(kind)
+    text = " ".join(TEXTS[:4]) * 5
+    encoding, room = tokenizer.encode(text, add_special_tokens=False), model.config.context_length - 2
+    count, step = len(encoding.ids), room - (room // 2 if stride is None else stride)
+    first, last = tokenizer.encode("a").ids[0], tokenizer.encode("a").ids[-1]
+    contexts: list[dict[float, list[float]]] = [{} for _ in range(count)]  # context -> probabilities in its windows
+    for start in range(0, count, step):
+        ids = encoding.ids[start : start + room]
+        scores = pipeline.model(torch.tensor([[first, *ids, last]])).logits[0, 1:-1].softmax(dim=1)
+        for i, row in enumerate(scores):
+            left, right = i if start else float("inf"), len(ids) - 1 - i if start + room < count else float("inf")
+            contexts[start + i].setdefault(min(left, right), []).append(float(row.max()))
+        if start + room >= count:
+            break
+    assert count > 2 * room
+    columns = classify_tokens(model, tokenizer, [text], aggregation="none", ignore=(), stride=stride)
+    assert len(columns["prob"]) == count
+    for prob, windows in zip(columns["prob"], contexts, strict=True):
+        assert any(abs(prob - expected) < 1e-5 for expected in windows[max(windows)])
+    assert columns["start"].tolist() == [start for start, _ in encoding.offsets]
+
+
+def test_a_stride_of_a_window_is_refused(wordpiece: Any) -> None:
+    model, tokenizer, _ = wordpiece
+    with pytest.raises(ValueError, match="stride must be less than 62, the number of tokens of a window, not 62"):
+        classify_tokens(model, tokenizer, ["a"], stride=62)
 
 
 def test_wrong_calls_name_the_solution(wordpiece: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Conversations: turns, the prefix cache between replies, and `minhub chat` in a pipe and in a terminal."""
 
 import contextlib
+import html
 import json
 import os
 import pty
@@ -19,6 +20,7 @@ import pytest
 import torch
 from chat_models import chat_tokenizer, write_dialogpt
 from click.testing import CliRunner
+from fast_python import python
 from tokenizers import Tokenizer
 
 from minhub_py import Chat, from_pretrained, llama, save_pretrained, tokenizer_from_pretrained
@@ -277,11 +279,33 @@ def test_sampling_defaults_come_from_the_model(tmp_path: Path) -> None:
         chat.set(seed="auto")
 
 
+def test_a_chat_loads_a_model_and_its_tokenizer_by_name(model: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_pretrained(model, tmp_path, tokenizer)
+    expected = Chat(model, tokenizer).say("Hi", max_new_tokens=8, temperature=0)
+    assert Chat(tmp_path).say("Hi", max_new_tokens=8, temperature=0).ids == expected.ids
+    with pytest.raises(ValueError, match=r"Chat\(name\) loads both"):
+        Chat(model)
+
+
+def test_replies_have_all_sampling_settings(model: Any, tokenizer: Tokenizer) -> None:
+    chat = a_chat(model, tokenizer, temperature=0)
+    first = chat.say("Hi", max_new_tokens=8)
+    assert first.ids[0] not in chat.regenerate(max_new_tokens=8, logit_bias={first.ids[0]: -100}).ids
+    with pytest.raises(ValueError, match="min_p must be between 0"):
+        chat.set(min_p=2)
+    saved = a_chat(model, tokenizer)
+    chat.set(logit_bias={3: 1.5})
+    saved.from_json(json.loads(json.dumps(chat.to_json())))
+    assert saved.settings == chat.settings
+
+
 def test_chats_and_replies_have_a_repr_of_one_line(model: Any, tokenizer: Tokenizer) -> None:
     chat = a_chat(model, tokenizer, system="Be brief. " * 20, temperature=0.5)
     reply = chat.say("Hi", top=3, max_new_tokens=4)
     assert re.fullmatch(r"<Reply '.*': 4 tokens in \d+\.\d\d s, end='length'>", repr(reply))
     assert str(reply) == reply.text
+    assert html.escape(reply.text) in reply._repr_html_()
+    assert "<small>4 tokens in " in reply._repr_html_()
     kind = type(model).__name__
     assert repr(chat).startswith(f"<Chat with {kind}, 1 message with replies, system prompt 'Be brief. Be brief.")
     assert repr(chat).endswith("…', temperature=0.5, top_k=None, top_p=0.95, repetition_penalty=1.0>")
@@ -303,8 +327,8 @@ def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> Non
             chat.say("Hi", **settings)
     with pytest.raises(ValueError, match="system must be a string"):
         a_chat(model, tokenizer, system=7)
-    with pytest.raises(ValueError, match="takes a model"):
-        Chat("gpt2", tokenizer)
+    with pytest.raises(ValueError, match="takes models of this package, not Tokenizer"):
+        Chat(tokenizer, model)
     with pytest.raises(ValueError, match=r"tokenizers.Tokenizer"):
         Chat(model, "gpt2")
     with pytest.raises(ValueError, match="context"):
@@ -376,7 +400,9 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     """Standard output contains the replies only."""
     command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
     lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [python(), *command[1:]], input=lines, capture_output=True, text=True, check=True, timeout=120
+    )
     chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=8, temperature=0.7, top_p=0.95)
     expected = [chat.say("Good morning!").text, chat.say("How are you?").text]
     chat.undo()

@@ -73,6 +73,7 @@ DEVSTRAL = settings("ministral3", 5120, 32768, 40, 32, 8, 131072, 393216, head_d
                     sliding_window=None, rope_parameters={**YARN, "factor": 48.0, "rope_theta": 1e8,
                                                           "original_max_position_embeddings": 8192})  # fmt: skip
 
+PHI35_ROPE = {"type": "longrope", "long_factor": [1.08, 1.11, 1.14] * 16, "short_factor": [1.0, 1.02, 1.03] * 16}
 READ: dict[str, tuple[Settings, int | None]] = {
     "meta-llama/Llama-3.1-8B-Instruct": (
         settings("llama", 4096, 14336, 32, 32, 8, 128256, 131072, **LLAMA3, rope_scaling={**WAVES, "factor": 8.0}),
@@ -142,6 +143,22 @@ READ: dict[str, tuple[Settings, int | None]] = {
                  **{name: value for name, value in QWEN3.items() if name != "head_dim"}),
         8_190_735_360,
     ),
+    "ibm-granite/granite-3.1-2b-base": (
+        settings("granite", 2048, 8192, 40, 32, 8, 49152, 131072, rms_norm_eps=1e-05, rope_theta=5000000.0,
+                 attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=8.0,
+                 residual_multiplier=0.22, tie_word_embeddings=True),
+        2_533_525_504,
+    ),
+    "HuggingFaceTB/SmolLM3-3B": (
+        settings("smollm3", 2048, 11008, 36, 16, 4, 128256, 65536, rms_norm_eps=1e-06, rope_theta=5000000.0,
+                 no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, tie_word_embeddings=True),
+        3_075_098_624,
+    ),
+    "microsoft/Phi-3.5-mini-instruct": (
+        settings("phi3", 3072, 8192, 32, 32, 32, 32064, 131072, rms_norm_eps=1e-05, rope_theta=10000.0,
+                 original_max_position_embeddings=4096, rope_scaling=PHI35_ROPE, sliding_window=262144),
+        3_821_079_552,
+    ),
 }  # fmt: skip
 
 GPTQ = {"bits": 4, "damp_percent": 0.01, "desc_act": False, "group_size": 128, "quant_method": "gptq", "sym": True}
@@ -174,22 +191,6 @@ REFUSED: dict[str, tuple[Settings, str]] = {
                  router_aux_loss_coef=0.001, max_window_layers=48, tie_word_embeddings=False),
         r"model_type is 'qwen3_moe', which is not supported; supported types: .*qwen3",
     ),
-    "ibm-granite/granite-3.1-2b-base": (
-        settings("granite", 2048, 8192, 40, 32, 8, 49152, 131072, rms_norm_eps=1e-05, rope_theta=5000000.0,
-                 attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=8.0,
-                 residual_multiplier=0.22, tie_word_embeddings=True),
-        r"model_type is 'granite'",
-    ),
-    "HuggingFaceTB/SmolLM3-3B": (
-        settings("smollm3", 2048, 11008, 36, 16, 4, 128256, 65536, rms_norm_eps=1e-06, rope_theta=5000000.0,
-                 no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, tie_word_embeddings=True),
-        r"model_type is 'smollm3'",
-    ),
-    "microsoft/Phi-3.5-mini-instruct": (
-        settings("phi3", 3072, 8192, 32, 32, 32, 32064, 131072, rms_norm_eps=1e-05, rope_theta=10000.0,
-                 original_max_position_embeddings=4096, rope_scaling=LONGROPE, sliding_window=262144),
-        r"model_type is 'phi3'",
-    ),
     # The same rope in a model that calls itself a llama, and the other things that a llama may not be.
     "a llama with longrope": (
         {**SMOLLM2, "rope_scaling": LONGROPE}, r"rope_type 'longrope' is not one of default, linear"
@@ -219,13 +220,14 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_config(theirs)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     rope = type(model.model.rotary_emb)(theirs)
-    ours = rope_of(config.rope, config.head_size)
+    structure = getattr(config, "structure", None)  # of Llama and its relatives
+    ours = rope_of(config.rope, structure.rotated if structure else config.head_size).sized(0)
     frequencies, amplitude = ours.frequencies, ours.amplitude
     torch.testing.assert_close(torch.tensor(frequencies), rope.inv_freq, rtol=1e-6, atol=0)
     assert amplitude == pytest.approx(rope.attention_scaling)
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
     window = getattr(theirs, "sliding_window", None)
-    assert config.windows == [window if kind == "sliding_attention" else None for kind in kinds]
+    assert (structure or config).windows == [window if kind == "sliding_attention" else None for kind in kinds]
     for setting in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act", "eos_token_id"):
         assert getattr(config, setting) == getattr(theirs, setting), setting
 

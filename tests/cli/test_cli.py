@@ -53,6 +53,14 @@ def test_built_ins_ship_three_families() -> None:
     assert "gpt2-xl" in done("list")
 
 
+def test_generate_has_penalties_and_biases() -> None:
+    [banned, *_] = json.loads(done("generate", GPT2, "ROMEO:", "-n", "5", "--temperature", "0", "--json"))["ids"]
+    options = ("--temperature", "0", "--logit-bias", f"{banned}=-100", "--presence-penalty", "0.5", "--min-p", "0.1")
+    assert banned not in json.loads(done("generate", GPT2, "ROMEO:", "-n", "5", *options, "--json"))["ids"]
+    for wrong in ("x=1", "1", "1=1000"):
+        assert "--logit-bias" in failed("generate", GPT2, "ROMEO:", "--logit-bias", wrong, status=2)
+
+
 @pytest.mark.parametrize("model", BUILT_IN)
 def test_built_ins_write_something_like_shakespeare(model: str) -> None:
     """Judged by words: most are found in Shakespeare's English, and it is laid out as a play."""
@@ -380,17 +388,20 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     examples = [line for line in shown.splitlines() if line.startswith("    minhub ")]
     assert len(examples) == {
         "": 1,
+        "activations": 2,
         "annotate": 2,
         "classify": 3,
         "embed": 2,
         "entities": 2,
         "masked": 2,
+        "pairs": 3,
         "pll": 2,
+        "replay": 2,
         "rerank": 2,
         "score": 3,
-        "serve": 1,
-        "train": 2,
-        "words": 3,
+        "serve": 2,
+        "train": 3,
+        "words": 4,
     }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 

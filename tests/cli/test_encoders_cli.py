@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
 from encoders import write_sentence_encoder as write_sentences
+from fast_python import python
 from test_cli import GPT2, done, failed
 
 from minhub_py import (
@@ -378,7 +379,7 @@ def test_interrupted_jobs_of_an_encoder_continue(masked_lm: str, tmp_path: Path)
 
 def test_serve_starts_with_an_encoder(sentences: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "minhub_py", "serve", sentences, GPT2, "--port", "0"], stdout=subprocess.PIPE,
+        [python(), "-m", "minhub_py", "serve", sentences, GPT2, "--port", "0"], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

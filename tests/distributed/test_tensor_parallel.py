@@ -20,6 +20,7 @@ import torch
 from cases import ARCHITECTURES
 from children import SERVER
 from click.testing import CliRunner
+from fast_python import python
 from random_weights import draw
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -292,8 +293,9 @@ COMMAND = ["generate", "minhub/shakespeare-gpt2", "ROMEO:", "-n", "12", "--seed"
 
 def run(start: list[str], *arguments: str, stdin: str = "") -> tuple[int, str, str]:
     """The exit status, standard output and standard error of a command."""
+    program = python() if start == ["minhub_py"] else sys.executable
     process = subprocess.run(
-        [sys.executable, "-m", *start, *arguments], capture_output=True, text=True, timeout=200, check=False,
+        [program, "-m", *start, *arguments], capture_output=True, text=True, timeout=200, check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, input=stdin,
     )  # fmt: skip
     return process.returncode, process.stdout, process.stderr

@@ -2,12 +2,24 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from minhub_py import generate, gpt2, gptneo, lstm, save_pretrained, score, stream
+from minhub_py import (
+    complete,
+    from_pretrained,
+    generate,
+    gpt2,
+    gptneo,
+    lstm,
+    save_pretrained,
+    score,
+    stream,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import context_start
 from minhub_py.inference.native_runner import NativeRunner, runner_of
@@ -133,6 +145,11 @@ def test_seeds_determine_texts(model) -> None:
         ({"top_p": 1e-9}, [1, 0, 0, 0]),
         ({"top_k": 3, "top_p": 0.7}, [4 / 7, 3 / 7, 0, 0]),
         ({"temperature": 0}, [1, 0, 0, 0]),
+        ({"min_p": 0.7}, [4 / 7, 3 / 7, 0, 0]),
+        ({"min_p": 0.6, "temperature": 2}, np.array([2, 3**0.5, 2**0.5, 0]) / (2 + 3**0.5 + 2**0.5)),
+        ({"min_p": 0.4, "top_p": 0.69}, [4 / 7, 3 / 7, 0, 0]),
+        ({"logit_bias": {2: -100, 1: math.log(2)}}, [8 / 13, 3 / 13, 2 / 13, 0]),
+        ({"logit_bias": {2: 100}, "temperature": 0}, [0, 0, 0, 1]),
     ],
     ids=str,
 )
@@ -163,6 +180,48 @@ def test_the_repetition_penalty_matches_transformers() -> None:
     texts = [[1, 5, 5, 9], [0, 60, 3, 3]]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(texts), logits.clone())
     assert torch.equal(Sampling(repetition_penalty=1.7)._penalize(logits, texts), expected)
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    """OpenAI's formula; the prompt, the first two tokens of each text, has no penalty."""
+    logits = torch.randn(2, V) * 3
+    expected = logits.clone()
+    expected[0, 5] -= 0.5 + 2 * 0.25
+    expected[0, 9] -= 0.5 + 0.25
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
+    assert torch.equal(sampling._penalize_output(logits, [[1, 2, 5, 9, 5], [3, 4]], [2, 2]), expected)
+
+
+def test_penalties_and_biases_change_generated_text_alone(model) -> None:
+    [plain] = generate(model, [[1, 2]], 12, temperature=0)
+    [neutral] = generate(model, [[1, 2]], 12, temperature=0, min_p=0, presence_penalty=0, logit_bias={})
+    assert plain == neutral
+    [biased] = generate(model, [[1, 2]], 12, temperature=0, logit_bias={plain[0]: -100}, eos_id=None)
+    assert plain[0] not in biased
+    [varied] = generate(model, [[1, 2]], 12, temperature=0, logit_bias={5: 50, 6: 50}, frequency_penalty=2, eos_id=None)
+    assert set(varied) == {5, 6}
+    drafts = generate(model, [[1, 2, 1, 2], [3]], 12, temperature=0, frequency_penalty=2, speculate=4)
+    assert drafts == [*generate(model, [[1, 2, 1, 2]], 12, temperature=0, frequency_penalty=2),
+                      *generate(model, [[3]], 12, temperature=0, frequency_penalty=2)]  # fmt: skip
+    with pytest.raises(ValueError, match=f"logit_bias has token {V}, but the model's token IDs are 0 to {V - 1}"):
+        generate(model, [[1, 2]], 1, logit_bias={V: 1})
+    with pytest.raises(ValueError, match="logit_bias must map token IDs to numbers"):
+        generate(model, [[1, 2]], 1, logit_bias=[5])
+
+
+def test_complete_returns_text(tmp_path: Path) -> None:
+    """With the settings of the model's generation_config.json, as in a chat, or else the model's distribution."""
+    model, tokenizer = (load("minhub/shakespeare-gpt2") for load in (from_pretrained, tokenizer_from_pretrained))
+    ids = tokenizer.encode("ROMEO:").ids
+    [expected] = generate(model, [ids], 30, seed=1)
+    assert complete(model, tokenizer, "ROMEO:", 30, seed=1) == tokenizer.decode(expected)
+    text = complete(model, tokenizer, "ROMEO:", 30, temperature=0)
+    assert complete(model, tokenizer, "ROMEO:", 30, temperature=0, stop=text[4:6]) == text[: text.index(text[4:6])]
+    model.generation_config = {"do_sample": False}
+    assert complete(model, tokenizer, "ROMEO:", 30) == text
+    for wrong, message in (({"temprature": 0}, "temprature"), ({"top_k": 0}, "top_k must be")):
+        with pytest.raises(ValueError, match=message):
+            complete(model, tokenizer, "ROMEO:", **wrong)
 
 
 def test_texts_end_before_a_stop_string(model) -> None:

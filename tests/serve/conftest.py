@@ -13,7 +13,8 @@ from served_models import CONTEXT, RECOMMENDED, large, served, write_checkpoint
 
 from minhub_py import gpt2, lstm
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

@@ -23,7 +23,8 @@ def test_models_are_listed_at_all_paths(http, client) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").id == "other"
     assert http.get("/v1/models/other").json()["meta"]["default_sampling"] == {
-        "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0
+        "temperature": 0.7, "top_p": 0.95, "top_k": None, "repetition_penalty": 1.0, "min_p": None,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
     }  # fmt: skip
 
 
@@ -52,6 +53,22 @@ def test_a_chat_completion_equals_generate(client, main_model: ServedModel) -> N
         assert reply.choices[0].message.content == in_chat(main_model, messages, 20, 3, temperature=0.8)
         assert reply.choices[0].finish_reason == "length"
         assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(ids), 20)
+
+
+def test_every_api_has_the_sampling_settings_of_generate(http, main_model: ServedModel) -> None:
+    """Ollama's names are those of the OpenAI API, except repeat_penalty."""
+    settings = {"min_p": 0.01, "presence_penalty": 0.5, "frequency_penalty": 1.5}
+    plain = in_chat(main_model, user("Hello there"), 20, 3, temperature=0.8)
+    expected = in_chat(
+        main_model, user("Hello there"), 20, 3, temperature=0.8, logit_bias={7: -50.0, 9: 3.0}, **settings
+    )
+    assert expected != plain
+    biased = {**settings, "logit_bias": {"7": -50, "9": 3}, "temperature": 0.8, "seed": 3}
+    body = {"messages": user("Hello there"), "max_tokens": 20, **biased}
+    reply = http.post("/v1/chat/completions", json=body).json()
+    assert reply["choices"][0]["message"]["content"] == expected
+    body = {"messages": user("Hello there"), "stream": False, "options": {"num_predict": 20, **biased}}
+    assert http.post("/api/chat", json={"model": "tiny", **body}).json()["message"]["content"] == expected
 
 
 def test_concurrent_requests_match_single_runs(client, main_model: ServedModel) -> None:

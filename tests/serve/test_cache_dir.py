@@ -4,7 +4,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,14 @@ import httpx2
 import pytest
 import torch
 from commands import failed
+from fast_python import python
 from served_models import in_chat, large, served, user, write_checkpoint
 
 from minhub_py import Chat, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.pretrained import from_pretrained
-from minhub_py.serve.models import Models
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
@@ -30,8 +30,8 @@ SYSTEM = {"role": "system", "content": "A long introduction of many words. " * 8
 
 @contextmanager
 def server(folder: Path, *options: object) -> Iterator[tuple[subprocess.Popen, httpx2.Client]]:
-    """A server in its own process, which is killed at the end."""
-    command = [sys.executable, "-m", "minhub_py", "serve", str(folder), "--port", "0", *map(str, options)]
+    """A server in another process, which is killed at the end."""
+    command = [python(), "-m", "minhub_py", "serve", str(folder), "--port", "0", *map(str, options)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -20,7 +20,8 @@ from pydantic import BaseModel, Field
 from served_models import in_chat, user
 
 from minhub_py import embed
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

@@ -26,9 +26,10 @@ from minhub_py.analysis.encoders import Input
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.cli.serving import engine_for
 from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.encoder_engine import EncoderEngine, EncoderRequest
 from minhub_py.serve.engine_thread import Failure
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields

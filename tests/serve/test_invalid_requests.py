@@ -11,7 +11,8 @@ from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
 
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
-from minhub_py.serve.models import Models, ServedModel, parse_variables
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields, RequestError
 
@@ -19,6 +20,7 @@ FIELDS = {
     "/v1/chat/completions": ["model", "messages", "temperature", "top_p", "top_k", "seed", "stop", "n", "max_tokens",
                              "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options", "tools",
                              "response_format", "repetition_penalty", "presence_penalty", "logit_bias",
+                             "frequency_penalty", "min_p",
                              "chat_template_kwargs", "reasoning_effort", "continue_final_message", "tool_choice",
                              "parallel_tool_calls"],
     "/v1/completions": ["prompt", "echo", "logprobs", "n", "best_of", "max_tokens", "suffix", "stop", "stream", "seed"],
@@ -87,8 +89,14 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
     return result
 
 
-# test_embedding_routes.py does the same for reranking.
-@pytest.mark.parametrize("path", [*sorted({*POSTS} - {"/rerank"}), *(f"/api{path}" for path in OLLAMA_POSTS)])
+# test_embedding_routes.py does the same for reranking, test_models_on_demand.py for routes that change the server.
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted({*POSTS} - {"/rerank", "/models/unload"}),
+        *(f"/api{path}" for path in sorted({*OLLAMA_POSTS} - {"/pull"})),
+    ],
+)
 def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
     http, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +145,14 @@ def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
             400,
             "must not contain tools",
         ),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 1}', 400, "frequency_penalty"),
+        (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 3}',
+            400,
+            "frequency_penalty must be",
+        ),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"a": 1}}', 400, "has the key 'a'"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"999999": 1}}', 400, "token 999999, but"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "min_p": 1.5}', 400, "min_p must be between 0"),
         (
             b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
             400,

@@ -16,7 +16,8 @@ from paths import ROOT
 from served_models import served, user
 
 from minhub_py import score
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

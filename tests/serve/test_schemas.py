@@ -11,8 +11,9 @@ from served_models import CONTEXT, FORMAT, PERSON, BrokenError, in_chat, is_pers
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

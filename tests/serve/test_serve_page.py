@@ -15,7 +15,7 @@ from served_models import alone, served, wait
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.serve.app import PAGE_POLICY
-from minhub_py.serve.models import Models
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

@@ -12,7 +12,8 @@ from scripted import Script, scripted_model
 from served_models import user
 from tool_templates import SCHEMA, TOOLS
 
-from minhub_py.serve.models import Models, ServedModel
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 

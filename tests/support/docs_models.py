@@ -1,6 +1,7 @@
 """Small random models under the names of the Hub repositories that the documentation uses."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,10 +23,10 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(*special: str) -> Tokenizer:
-    """A tokenizer of bytes, so that any text has tokens, and these special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
+def byte_tokenizer(*special: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """A tokenizer of bytes, so that any text has tokens, and of these merges and special tokens."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special))
@@ -35,8 +36,8 @@ def byte_tokenizer(*special: str) -> Tokenizer:
 def publish(hub: HubServer, folder: Path) -> None:
     """Add gpt2, a chat model and text encoders to the Hub; `folder` receives their files."""
     torch.manual_seed(0)
-    tokenizer = byte_tokenizer("<|endoftext|>")
-    model = gpt2(vocab_size=257, n_positions=256, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256)
+    tokenizer = byte_tokenizer("<|endoftext|>", merges=[("Ġ", "t"), ("Ġ", "a")])  # marks words, like GPT-2's
+    model = gpt2(vocab_size=259, n_positions=256, n_embd=32, n_layer=2, n_head=2, bos_token_id=258, eos_token_id=258)
     save_pretrained(model, folder / "gpt2", tokenizer)
     hub.add("gpt2", folder / "gpt2")
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>")

@@ -37,7 +37,7 @@ before = memory()
 def growths(code: str, *arguments: object) -> list[dict[str, int]]:
     """Run `code` in a process of its own: by how many bytes its memory grew until each tell()."""
     command = [sys.executable, "-c", PREPARE + code, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"VmHWM"')]
 

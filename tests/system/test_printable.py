@@ -11,6 +11,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from fast_python import python
 from hub_server import HubServer
 
 from minhub_py import gpt2, save_pretrained
@@ -98,7 +99,7 @@ def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     piped = CliRunner().invoke(main, command[3:]).stdout
     assert "\x1b" in piped
     terminal, child_end = pty.openpty()
-    child = subprocess.Popen(command, stdin=child_end, stdout=child_end, stderr=child_end)
+    child = subprocess.Popen([python(), *command[1:]], stdin=child_end, stdout=child_end, stderr=child_end)
     os.close(child_end)
     output = b""
     while True:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from commands import failed, minhub, succeeded
+from fast_python import python
 from training_runs import TEXT, TINY, contents, held_out_losses, same, verses
 
 from minhub_py.cli.main import main
@@ -28,6 +29,7 @@ def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Pa
     assert result.stdout == ""
     output = result.stderr
     run = Run(tmp_path / "run")
+    assert f"<tr><td>6</td><td>{run.losses[-1]['train_loss']:.4g}</td>" in run._repr_html_()
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in output
     assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in output
@@ -68,7 +70,8 @@ def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
     words = [word for name, value in expected.items() for word in ("--" + name.replace("_", "-"), str(value))]
     succeeded("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
     actual = json.loads((tmp_path / "run" / "settings.json").read_text())
-    expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None}
+    expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None,
+                 "lora": {}, "quantize": None}  # fmt: skip
     assert actual == expected
     assert Run(tmp_path / "run").model.config.window_size == 4
 
@@ -309,7 +312,8 @@ def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, numbe
     reports as status 130.
     """
     run = tmp_path / "my run"
-    words = [sys.executable, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    program = sys.executable if number == signal.SIGINT else python()
+    words = [program, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
     with subprocess.Popen(
         [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

@@ -45,6 +45,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
 #define MAX_CHOICES 1024 /* selected experts of all tokens of a call */
 #define QUERIES 6        /* tokens that attend together */
+#define TEXT_QUERIES 96  /* the same without a KV cache; a multiple of every TILE */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
 #define PANEL (1 << 15)  /* floats per unpacked panel of weights */
 #define PREFETCH 8192    /* distance of prefetched weights in bytes; measured (docs/benchmarks/experiments.md) */
@@ -61,20 +62,22 @@ typedef struct {
 
 typedef struct {
     int32_t kind, activation;
-    int32_t layer;        /* of the cache; ROTATE: of the rotation table */
+    int32_t layer;        /* of the cache; ROTATE: of the rotation table; unused with BIDIRECTIONAL */
     int32_t flags;
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
+                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
                               expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
                               convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
+    matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
+                             rank), whose product is added to the layer before the bias; NULL: none */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
                              for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
-        struct { float epsilon; } norm;     /* NORM, RMS_NORM, and ADD with a norm */
+        struct { float epsilon, scale; } norm; /* NORM, RMS_NORM, and ADD with a norm; ADD: factor of the outputs, 0: none */
         struct { int32_t heads, kv_heads, head_size, gate, rotated; float epsilon; } rotate; /* gate, rotated: sizes */
         struct {                            /* ATTEND, CROSS_ATTEND, ENCODER_CACHE */
             int32_t heads, kv_heads, head_size;
@@ -96,14 +99,15 @@ enum {
     MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
-    BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides */
+    NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
+    BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
 typedef struct {
     int64_t tokens;
     const int64_t *ids, *rows, *positions; /* of each token: its ID, its row of the cache, its position in that row */
     const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
-                                     its text (encoder) */
+                                     its text (encoder), whose tokens follow each other */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
     void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
     void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
@@ -113,6 +117,7 @@ typedef struct {
     int64_t output_count;
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved; /* buffers (tokens, width) */
+    float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
     float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
@@ -151,6 +156,23 @@ typedef struct { /* one token's query of one head */
     float *sums;            /* bfloat16 attention: unfinished outputs, with the same padding */
 } query;
 
+typedef struct { /* a block of queries of one head; all its tokens are in the call */
+    const float *q, *k, *v; /* of the text's first token; `stride` numbers from token to token */
+    int64_t stride, D;
+    int64_t first, queries, tokens; /* the first query and their number; tokens of the text */
+    int64_t window;         /* attended positions on both sides, including the own one; 0: all */
+    float scale, cap;       /* of the scores; cap 0: none */
+    const float *bias;      /* as in `query` */
+    const float *sink;
+    int64_t reach;
+    float *out;             /* of the text's first token */
+    int64_t out_stride;
+    float *workspace;       /* TEXT_WORKSPACE(tokens, D) numbers */
+} text_head;
+
+/* Keys, values and the scores of QUERIES tokens with their outputs, rounded up to vectors of 16. */
+#define TEXT_WORKSPACE(tokens, D) (((tokens) + 16) * (2 * ((D) + 16) + QUERIES) + QUERIES * ((D) + 32))
+
 typedef void linear_kernel(const product *p);
 
 /* The kernels in use. `choose` fills the table level by level: each level replaces the kernels that it accelerates. */
@@ -167,6 +189,7 @@ typedef struct {
     void (*add_bias_activate)(float *, const float *, int64_t, int);
     void (*unpack_row)(const matrix *, int64_t, float *);
     void (*attend)(const kv_head *, query *, int64_t);
+    void (*attend_text)(const text_head *);
     void (*attend_bf16)(const kv_head *, query *, int64_t); /* or NULL */
     void (*lstm_cell)(float *, float *, float *, int64_t);
     void (*norm)(const float *, const float *, const float *, float, int64_t, float *);

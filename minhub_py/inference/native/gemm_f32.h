@@ -78,24 +78,24 @@ INLINE void tile_rows(const float *panel, const float *in, int64_t in_stride, in
             for (int r = 0; r < 4; r++) *(vec_at *)(sums + (t * 4 + r) * LANES) = s[r][t];
 }
 
-/* Continues the sums of 4 * LANES outputs for T tokens, in `out`, with `count` inputs. ahead: memory to prefetch, rows of
+/* Continues the sums of W * LANES outputs for T tokens, in `out`, with `count` inputs. ahead: memory to prefetch, rows of
  * 16 cache lines at a distance of `stride`, or NULL. */
 INLINE void tile_columns(const float *panel, const float *in, int64_t in_stride, int64_t count, int begins,
-                               float *out, int64_t out_stride, const uint8_t *ahead, int64_t stride, int T) {
+                               float *out, int64_t out_stride, const uint8_t *ahead, int64_t stride, int W, int T) {
     vec s[4][TILE];
-    for (int v = 0; v < 4; v++)
+    for (int v = 0; v < W; v++)
         for (int t = 0; t < T; t++) s[v][t] = initial_sum(out + t * out_stride + v * LANES, begins);
-    for (int64_t k = 0; k < count; k++, panel += 4 * LANES) {
+    for (int64_t k = 0; k < count; k++, panel += W * LANES) {
         vec x[TILE];
         if (ahead) __builtin_prefetch(ahead + k / 16 * stride + k % 16 * 64, 0, 2);
         for (int t = 0; t < T; t++) x[t] = broadcast(in[t * in_stride + k]);
-        for (int v = 0; v < 4; v++) {
+        for (int v = 0; v < W; v++) {
             const vec weight = *(const vec_at *)(panel + v * LANES);
             for (int t = 0; t < T; t++) s[v][t] += weight * x[t];
         }
     }
     for (int t = 0; t < T; t++)
-        for (int v = 0; v < 4; v++) *(vec_at *)(out + t * out_stride + v * LANES) = s[v][t];
+        for (int v = 0; v < W; v++) *(vec_at *)(out + t * out_stride + v * LANES) = s[v][t];
 }
 
 static void tiles_of_rows(const float *panel, int64_t rows, const float *in, int64_t in_stride, int64_t count,
@@ -123,7 +123,7 @@ static void tiles_of_columns(const float *panel, int64_t width, const float *in,
             const uint8_t *ahead = next && row < count ? next + row * stride : NULL;
 #define DO(T)                                                                                                           \
     tile_columns(panel + n * count, in + t * in_stride, in_stride, count, begins, out + t * out_stride + n,       \
-                       out_stride, ahead, stride, T)
+                       out_stride, ahead, stride, 4, T)
             FOR_TILE(tokens - t < TILE ? tokens - t : TILE, DO)
 #undef DO
         }

@@ -19,6 +19,7 @@
 #include "gemm_int.h"
 #include "pointwise.h"
 #include "attention.h"
+#include "attention_text.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
@@ -32,6 +33,7 @@ void use_avx2(kernel_table *table) {
     table->quantize_groups = quantize_groups;
     table->add_bias_activate = add_bias_activate;
     table->attend = attend;
+    table->attend_text = attend_text;
     table->lstm_cell = lstm_cell;
     table->norm = norm;
     table->rms_norm = rms_norm;

@@ -16,8 +16,10 @@
 #include "rows.h"
 #include "gemv.h"
 #include "gemm_f32.h"
+#include "transpose.h"
 #include "pointwise.h"
 #include "attention.h"
+#include "attention_text.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
@@ -27,6 +29,7 @@ void use_avx512(kernel_table *table) {
     table->unpack_row = unpack_row;
     table->add_bias_activate = add_bias_activate;
     table->attend = attend;
+    table->attend_text = attend_text;
     table->lstm_cell = lstm_cell;
     table->norm = norm;
     table->rms_norm = rms_norm;

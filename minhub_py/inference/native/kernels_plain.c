@@ -9,6 +9,7 @@
 #include "gemm_int.h"
 #include "pointwise.h"
 #include "attention.h"
+#include "attention_text.h"
 
 void use_plain(kernel_table *table) {
     table->linear = linear;
@@ -19,6 +20,7 @@ void use_plain(kernel_table *table) {
     table->quantize_groups = quantize_groups;
     table->add_bias_activate = add_bias_activate;
     table->attend = attend;
+    table->attend_text = attend_text;
     table->lstm_cell = lstm_cell;
     table->norm = norm;
     table->rms_norm = rms_norm;

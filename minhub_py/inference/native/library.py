@@ -26,6 +26,7 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "hidden_states": 21}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
+NORM_LAST, LAYER_NORM = 4, 8
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES = 1024  # selected experts of all tokens of a call
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -62,7 +63,7 @@ def parameters(**fields: Any) -> type[ctypes.Structure]:
 
 int32, int64, float32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 EmbedParameters = parameters(scale=float32)
-NormParameters = parameters(epsilon=float32)
+NormParameters = parameters(epsilon=float32, scale=float32)
 RotateParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
 )  # fmt: skip
@@ -88,7 +89,7 @@ class Operation(ctypes.Structure):
     _anonymous_ = ("parameters",)
     _fields_ = [
         ("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("weight", Matrix),
-        ("second", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
+        ("second", Matrix), ("low_a", Matrix), ("low_b", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
     ]  # fmt: skip
 
 
@@ -99,13 +100,13 @@ class Call(ctypes.Structure):
         ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
         ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p), ("g", ctypes.c_void_p),
-        ("saved", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("saved", ctypes.c_void_p), ("low", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
         ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 17 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 19 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

@@ -66,6 +66,17 @@ static void multiply(const task *t, int64_t begin, int64_t end, float *out, int6
     t->kernel(&p);
 }
 
+/* Adds the product of an adapter to outputs of a chunk. sums: a buffer (tokens, end - begin). */
+static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float *sums, int thread) {
+    const int64_t n = end - begin;
+    const product p = {.weight = &t->op->low_b, .begin = begin, .end = end, .inputs = t->c->low,
+                       .input_stride = t->c->width, .outputs = sums, .output_stride = n, .tokens = t->tokens,
+                       .workspace = workspace(t->c, thread)};
+    kernels.linear(&p);
+    for (int64_t m = 0; m < t->tokens; m++)
+        for (int64_t i = 0; i < n; i++) out[m * stride + i] += sums[m * n + i];
+}
+
 static void linear_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
     const matrix *w = &t->op->weight;
@@ -74,6 +85,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
         multiply(t, begin, end, t->out + begin, stride, thread);
+        if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, stride, scratch(t->c, thread), thread);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -86,8 +98,10 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     multiply(t, begin, end, sums, n, thread);
     for (int64_t m = 0; m < t->tokens; m++) {
         kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
-        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += sums[m * n + i];
+        const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
+        for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += scale * sums[m * n + i];
     }
+    if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
 
 /* The kernel for a product. The thresholds are measured; integer kernels have bitwise the same results. */
@@ -110,6 +124,10 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         linear(op, c, in, out, MAX_TOKENS, alone);
         in += MAX_TOKENS * c->width;
         out += MAX_TOKENS * c->width;
+    }
+    if (op->low_a.data) {
+        const operation part = {.kind = LINEAR, .weight = op->low_a};
+        linear(&part, c, in, c->low, tokens, alone);
     }
     linear_kernel *kernel = select_kernel(w, tokens);
     const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
@@ -151,17 +169,12 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
-        const int complete = op->kind == CROSS_ATTEND || op->flags & BIDIRECTIONAL;
-        const int64_t length = complete ? c->encoder_lengths[m] : c->positions[m] + 1;
-        int64_t start = op->attend.window && op->attend.window < length ? length - op->attend.window : 0, stop = length;
-        if (op->attend.window && op->flags & BIDIRECTIONAL) { /* as many positions on both sides */
-            start = max64(c->positions[m] - op->attend.window + 1, 0);
-            stop = min64(c->positions[m] + op->attend.window, length);
-        }
+        const int64_t length = op->kind == CROSS_ATTEND ? c->encoder_lengths[m] : c->positions[m] + 1;
+        const int64_t start = op->attend.window && op->attend.window < length ? length - op->attend.window : 0;
         queries[count] = (query){
             .q = t->in + m * c->width + head * (D + op->attend.gate), .out = t->out + m * c->width + head * D,
             .scores = scratch(c, thread) + count * (c->scratch_width / QUERIES), .position = c->positions[m],
-            .first = start, .end = stop,
+            .first = start, .end = length,
             .bias = table ? table + head * (2 * R + 1) + R : NULL, .sink = op->bias ? op->bias + head : NULL};
         count++;
         if (m + 1 < end && c->rows[m + 1] == c->rows[m]) continue;
@@ -177,17 +190,49 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     }
 }
 
-/* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, after the norms,
- * if there are any: of each head, or of all query heads and of all key heads jointly. */
+/* The blocks of TEXT_QUERIES queries of a text that start within as many tokens, for one head. */
+static void attend_text_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach;
+    const int64_t blocks = (c->tokens + TEXT_QUERIES - 1) / TEXT_QUERIES, queries = D + op->attend.gate;
+    const int64_t head = chunk / blocks, kv_head = head / (H / G), first = chunk % blocks * TEXT_QUERIES;
+    for (int64_t m = first; m < min64(first + TEXT_QUERIES, c->tokens); m++) {
+        const int64_t position = c->positions[m], start = m - position, length = c->encoder_lengths[m];
+        if (position % TEXT_QUERIES) continue;
+        const float *in = t->in + start * c->width, *k = in + H * queries + kv_head * D;
+        const text_head text = {
+            .q = in + head * queries, .k = k, .v = k + G * D, .stride = c->width, .D = D, .first = position,
+            .queries = min64(length - position, TEXT_QUERIES), .tokens = length, .window = op->attend.window,
+            .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .bias = op->second.data ? (const float *)op->second.data + head * (2 * R + 1) + R : NULL,
+            .sink = op->bias ? op->bias + head : NULL, .out = t->out + start * c->width + head * D,
+            .out_stride = c->width, .workspace = scratch(c, thread)};
+        kernels.attend_text(&text);
+        for (int64_t i = position; i < position + text.queries && op->attend.gate; i++)
+            kernels.gate(text.q + i * c->width + D, text.out + i * c->width, text.out + i * c->width, D, SIGMOID);
+    }
+}
+
+/* The norm of a query or key head v, if there is one: of each head, or of all query heads and of all key heads jointly. */
+static void norm_head(const operation *op, int64_t head, float *v) {
+    const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size;
+    const float *norm = head < H ? op->weight.data : op->second.data, epsilon = op->rotate.epsilon;
+    const int64_t first = head < H ? 0 : H, heads = head < H ? H : G;
+    if (!norm) return;
+    if (op->flags & LAYER_NORM) kernels.norm(v, norm + (head - first) * D, norm + heads * D, epsilon, D, v);
+    else if (!(op->flags & JOINT_NORM)) kernels.rms_norm(v, norm, epsilon, D, v);
+    else if (head == first) kernels.rms_norm(v, norm, epsilon, heads * D, v);
+}
+
+/* Rotates the pairs (i, i + R/2), or (2i, 2i + 1), of each query and key head of token m by its position, before or after
+ * the norms. */
 static void rotate(const operation *op, const call *c, float *in, int64_t m) {
     const int64_t H = op->rotate.heads, G = op->rotate.kv_heads, D = op->rotate.head_size, R = op->rotate.rotated, half = R / 2;
-    const int joint = op->flags & JOINT_NORM;
     for (int64_t head = 0; head < H + G; head++) {
         float *v = in + m * c->width + head * D + (head < H ? head : H) * op->rotate.gate;
-        const float *norm = head < H ? op->weight.data : op->second.data;
-        if (norm && !joint) kernels.rms_norm(v, norm, op->rotate.epsilon, D, v);
-        if (norm && joint && head == 0) kernels.rms_norm(v, norm, op->rotate.epsilon, H * D, v);
-        if (norm && joint && head == H) kernels.rms_norm(v, norm, op->rotate.epsilon, G * D, v);
+        if (!(op->flags & NORM_LAST)) norm_head(op, head, v);
         const float *cos = op->bias + c->positions[m] * 2 * R + (head < H ? 0 : R), *sin = cos + half;
         if (op->flags & INTERLEAVED)
             for (int64_t i = 0; i < half; i++) {
@@ -201,6 +246,7 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
                 v[i] = first * cos[i] - second * sin[i];
                 v[i + half] = second * cos[i] + first * sin[i];
             }
+        if (op->flags & NORM_LAST) norm_head(op, head, v);
     }
 }
 
@@ -246,6 +292,10 @@ static void each_token(task *t, int alone) {
  * token attends to the earlier ones. */
 static void attend(const operation *op, const call *c, float *in, float *out, int alone) {
     task t = {.op = op, .c = c, .in = in, .out = out};
+    if (op->kind == ATTEND && op->flags & BIDIRECTIONAL) {
+        parallel((c->tokens + TEXT_QUERIES - 1) / TEXT_QUERIES * op->attend.heads, attend_text_chunk, &t, alone);
+        return;
+    }
     if (op->kind == ATTEND) each_token(&t, alone);
     parallel((c->tokens + QUERIES - 1) / QUERIES * op->attend.heads, attend_chunk, &t, alone);
 }
@@ -291,7 +341,8 @@ static void add_normed(const operation *op, const call *c, float *in, float *x, 
     for (int64_t m = 0; m < c->tokens; m++) {
         float *y = outputs + m * c->width;
         kernels.rms_norm(y, op->second.data, op->norm.epsilon, op->weight.rows, y);
-        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += y[i];
+        const float scale = op->norm.scale ? op->norm.scale : 1;
+        for (int64_t i = 0; i < op->weight.rows; i++) x[m * c->width + i] += scale * y[i];
     }
 }
 

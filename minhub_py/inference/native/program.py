@@ -7,10 +7,12 @@ other 16-bit weights, logits equal the logits of a float32 model with the same w
 keys and values to 16 bits.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.inference.native.library import (
@@ -22,10 +24,12 @@ from minhub_py.inference.native.library import (
     INTERLEAVED,
     JOINT_NORM,
     KINDS,
+    LAYER_NORM,
     MAX_CHOICES,
     MAX_TOKENS,
     MORE_LINEAR,
     MXFP4,
+    NORM_LAST,
     TO_STREAM,
     AttendParameters,
     DeltaRuleParameters,
@@ -38,7 +42,8 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import Packed
-from minhub_py.models.layers import RMSNorm, distance_buckets
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm, distance_buckets
+from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
@@ -65,19 +70,22 @@ from minhub_py.models.steps import (
 
 CPU = torch.device("cpu")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a multiple
 
 
 class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
     references: tensors whose memory the operations point to.    width: the largest number of values of a token.
-    angles: rotation table of each Rope, a row per position.
+    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by the size
+    of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
     def __init__(self) -> None:
         self.references: list[Tensor] = []
         self.angles: dict[Rope, Tensor] = {}
-        self.outputs = self.width = self.layers = 0
+        self.ropes: list[Rope] = []
+        self.outputs = self.width = self.layers = self.text_head_size = 0
 
     def translate(self, steps: Iterable[Step]) -> Any:
         """An array of operations."""
@@ -151,31 +159,38 @@ class Program:
         return self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
 
     def rotate(self, step: Rotate) -> Operation:
-        self.angles.setdefault(step.rope, torch.empty(0, device=CPU))
+        rope = step.rope or Rope(())
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        for size in (0, math.inf):  # the smallest and the largest cache
+            self.angles.setdefault(rope.sized(size), torch.empty(0, device=CPU))
         size = self.head_size(step)
-        operation = Operation(
-            kind=KINDS["rotate"], flags=JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved,
-            layer=list(self.angles).index(step.rope),
-        )  # fmt: skip
+        flags = JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved | NORM_LAST * step.norms_last
+        flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
+        operation = Operation(kind=KINDS["rotate"], flags=flags, layer=self.ropes.index(rope))
         operation.rotate = RotateParameters(
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size,
-            rotated=2 * len(step.rope.frequencies),
+            rotated=2 * len(rope.frequencies),
         )  # fmt: skip
         if step.q_norm is not None and step.k_norm is not None:
-            operation.weight, operation.second = self.factor(step.q_norm), self.factor(step.k_norm)
+            operation.weight, operation.second = self.head_factor(step.q_norm), self.head_factor(step.k_norm)
             operation.rotate.epsilon = step.q_norm.eps
         return operation
 
-    def update_angles(self, count: int, operations: Iterable[Operation]) -> None:
-        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k."""
+    def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
+        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k.
+
+        size: the number of positions for which the cache has room.
+        """
         current = min(table.size(0) for table in self.angles.values())
-        if count <= current:
+        if count > current:
+            for rope in self.angles:
+                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
+                factor = 1.0 if growth is None else growth.unsqueeze(1)
+                self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
+        elif len(self.angles) == len(self.ropes):  # the tables do not depend on the size
             return
-        for rope in self.angles:
-            cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
-            factor = 1.0 if growth is None else growth.unsqueeze(1)
-            self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
-        pointers = [table.data_ptr() for table in self.angles.values()]
+        pointers = [self.angles[rope.sized(size)].data_ptr() for rope in self.ropes]
         for operation in operations:
             if operation.kind == KINDS["rotate"]:
                 operation.bias = pointers[operation.layer]
@@ -185,7 +200,7 @@ class Program:
         size = self.head_size(step)
         operation = Operation(
             kind=KINDS["attend"], flags=0 if step.causal else BIDIRECTIONAL, bias=self.floats(step.sinks),
-            layer=self.layers if step.causal else 0,
+            layer=self.layers,
         )  # fmt: skip
         operation.attend = AttendParameters(
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
@@ -197,7 +212,10 @@ class Program:
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
-        self.layers = self.layers + 1 if step.causal else 1  # the layers of an encoder cache nothing
+        if step.causal:
+            self.layers += 1
+        else:
+            self.text_head_size = max(self.text_head_size, size)
         return operation
 
     def cross_attend(self, step: CrossAttend) -> Operation:
@@ -240,6 +258,7 @@ class Program:
 
     def add(self, step: Add) -> Operation:
         operation = self.product(KINDS["add"], step.layer, step.layer.bias)
+        operation.norm.scale = step.scale
         if step.norm is not None:
             operation.second, operation.norm.epsilon = self.factor(step.norm), step.norm.eps
             self.width = max(self.width, operation.weight.rows)
@@ -302,12 +321,42 @@ class Program:
         """The factor of an RMS norm."""
         return self.vector(norm.weight.float() + norm.offset)
 
+    def head_factor(self, norm: RMSNorm | HeadLayerNorm) -> Matrix:
+        """The factor of a norm of heads; a layer norm's is followed by zeros, the bias of each head."""
+        if isinstance(norm, RMSNorm):
+            return self.factor(norm)
+        return self.vector(F.pad(norm.weight.float().flatten(), (0, norm.weight.size(1))))
+
     def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
         """A product with the weight of a layer."""
+        if isinstance(layer, LoRALinear):
+            return self.adapted_product(kind, layer, bias)
         return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
 
+    def adapted_product(self, kind: int, layer: LoRALinear, bias: Tensor | None) -> Operation:
+        """A product with the weight of a layer, and one with the factors of its adapter.
+
+        DoRA multiplies each output by a factor: the scales of quantized weights include it, other weights are merged.
+        """
+        factors, base = layer.factors, layer.base
+        check_memory(factors.lora_A)
+        has_scales = isinstance(base, Quantized) and base.kind not in BLOCKS
+        if factors.magnitude is not None and not has_scales:
+            return Operation(kind=kind, weight=self.matrix(layer), bias=self.floats(bias))
+        operation = Operation(kind=kind, weight=self.matrix(base), bias=self.floats(bias))
+        b = layer.of_rows(factors.lora_B.detach()).float() * factors.scale
+        if factors.magnitude is not None:
+            gain = layer.gain().detach().float()
+            operation.weight.scales, b = self.floats(base.scales * gain), b * gain.unsqueeze(1)
+        padding = -len(factors.lora_A) % RANK_UNIT
+        operation.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
+        operation.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
+        return operation
+
     def matrix(self, source: Any) -> Matrix:
-        """The weight of a layer, or a weight."""
+        """The weight of a layer, or a weight. The adapter of a layer is merged."""
+        if isinstance(source, LoRALinear):
+            source = source.weight.detach()
         is_quantized = isinstance(source, Quantized)
         weight = source.codes if is_quantized else source if isinstance(source, Tensor) else source.weight
         check_memory(weight)

@@ -56,7 +56,7 @@ function tools(id, node) {
     else result.append(button("Again", "Generate this reply again", () => reply(node.parent), "act"),
       element("button", { type: "button", className: "act copy", textContent: "Copy", source: node, ariaLabel: "Copy this reply" }));
   }
-  if (node.role === "assistant") result.append(element("span", { className: "status", textContent: speed(node) }));
+  if (node.role === "assistant") result.append(element("span", { className: "status", textContent: busy?.id === id && busy.note || speed(node) }));
   return result;
 }
 function speed(node) {
@@ -150,20 +150,23 @@ async function listModels() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) throw await errorOf(response);
-    const data = (await response.json()).data.filter(each => each.meta?.capabilities?.includes("completion"));
+    const list = await response.json(), data = list.data.filter(each => each.meta?.capabilities?.includes("completion"));
+    $("pulling").hidden = !list.allow_pull;
     if (!data.length) throw new Error("The server has no model that chats.");
-    models = Object.fromEntries(data.map(each => [each.id, each.meta ?? {}]));
+    models = Object.fromEntries(data.map(each => [each.id, { ...each.meta, state: each.status?.value }]));
     if (!(settings.model in models)) settings.model = data[0].id;
-    $("model").replaceChildren(...data.map(each => new Option(each.id, each.id, false, each.id === settings.model)));
+    $("model").replaceChildren(...data.map(each => new Option(label(each.id), each.id, false, each.id === settings.model)));
     error = "";
   } catch (problem) { error = problem instanceof TypeError ? "The server does not respond. Start it again and reload this page." : problem.message }
   showModel();
   render();
 }
+const isLoaded = name => (models[name]?.state ?? "loaded") === "loaded";
+const label = name => name + (isLoaded(name) ? "" : models[name].state === "loading" ? " (loading)" : " (not loaded)");
 // The chosen model's name, and its sampling defaults in the empty fields of the settings.
 function showModel() {
   const sampling = models[settings.model]?.default_sampling ?? {};
-  $("model-name").textContent = settings.model;
+  $("model-name").textContent = label(settings.model);
   for (const name of SAMPLING) $(name).placeholder = settings.model in models ? sampling[name] ?? 1 : "";
 }
 function send(text, parent) {
@@ -180,9 +183,9 @@ async function request(id, ids, fields = {}) {
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
   const body = { model: settings.model, messages, stream: true, logprobs: true, top_logprobs: 5, ...fields };
   for (const name of [...SAMPLING, "max_tokens", "seed"]) if (settings[name] !== "") body[name] = Number(settings[name]);
-  const end = node.end;
+  const end = node.end, loads = !isLoaded(settings.model);
   delete node.end;
-  node.model = settings.model; error = ""; busy = { id, control }; save(); render();
+  node.model = settings.model; error = ""; busy = { id, control, note: loads ? `Loading ${node.model} …` : "" }; save(); render();
   try {
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: control.signal });
     if (!response.ok) throw await errorOf(response);
@@ -194,6 +197,33 @@ async function request(id, ids, fields = {}) {
   busy = null;
   if (!node.text && (error || node.end === "Stopped")) { chat.leaf = node.parent; delete chat.nodes[id] }
   save(); render(); $("prompt").focus();
+  if (loads && !error) listModels();
+}
+// Download a model to the server's cache, with its progress.
+async function pull(name) {
+  const show = text => { $("pulled").textContent = text }, start = "pulling ";
+  $("download").disabled = true;
+  show("Starting the download …");
+  try {
+    const response = await fetch("api/pull", { method: "POST", headers: headers(), body: JSON.stringify({ model: name }) });
+    if (!response.ok) throw new Error((await response.json()).error);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let buffer = "", last = {};;) {
+      const { value, done } = await reader.read(), lines = (buffer + (value ?? "")).split("\n");
+      buffer = lines.pop();
+      for (const line of lines) {
+        last = JSON.parse(line);
+        if (last.error) throw new Error(last.error);
+        if (last.total) show(`${last.status.replace(start, "")}: ${Math.floor(100 * last.completed / last.total)} %`);
+      }
+      if (done && last.status !== "success") throw new TypeError("cut");
+      if (done) break;
+    }
+    show(`${name} is ready.`);
+    settings.model = name;
+    await listModels();
+  } catch (problem) { show(problem instanceof TypeError ? "The connection to the server was lost. Download again to continue." : problem.message) }
+  $("download").disabled = false;
 }
 async function receive(stream, node) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader(), start = performance.now(), clock = {};
@@ -325,6 +355,8 @@ $("list").onclick = () => drawer($("chats").hidden);
 $("column").onclick = () => { if (narrow.matches) drawer(false) };
 $("key").value = read(sessionStorage, "minhub.key") ?? "";
 $("key").onchange = () => { sessionStorage.setItem("minhub.key", JSON.stringify($("key").value)); listModels() };
+$("download").onclick = () => { const name = $("pull").value.trim(); if (name) pull(name); else $("pull").focus() };
+$("pull").onkeydown = event => { if (event.key === "Enter") { event.preventDefault(); $("download").click() } };
 $("new").onclick = () => { open(fresh()); $("prompt").focus() };
 $("stop").onclick = () => busy?.control.abort();
 $("ask").onsubmit = event => {

@@ -28,6 +28,8 @@
 #' @param premise For `"pmi"`: the prompt without a text. `NULL`: `template`
 #'   without the text.
 #' @param chat Whether to use the chat template. `NULL`: if the model has one.
+#' @param sep The string between prompt and label. `NULL`: a space, or nothing for a
+#'   chat.
 #' @returns A data frame with one row per text and the columns
 #'   * `label`: the most likely label, a factor;
 #'   * `prob`: its probability;
@@ -43,7 +45,7 @@
 #' @export
 annotate_texts <- function(model, texts, labels, instruction = NULL, examples = NULL, calibrate = NULL,
                            length = c("sum", "tokens", "characters"), template = NULL, premise = NULL, chat = NULL,
-                           tokenizer = NULL, resume = NULL) {
+                           sep = NULL, tokenizer = NULL, resume = NULL, manifest = NULL) {
   model <- check_model(model)
   input <- texts
   if (is.data.frame(texts)) texts <- column_of(texts, "text")
@@ -70,9 +72,16 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
     example_labels = if (!is.null(examples)) texts(column_of(examples, "label"), "examples"),
     calibrate = optional(calibrate, choice, c("contextual", "pmi"), "calibrate"),
     length = choice(length, c("sum", "tokens", "characters")), template = optional(template, string, "template"),
-    premise = optional(premise, string, "premise"), chat = optional(chat, flag, "chat"),
+    premise = optional(premise, string, "premise"), chat = optional(chat, flag, "chat"), sep = optional(sep, string, "sep"),
     tokenizer = check_tokenizer(tokenizer)
   )
+  if (!is.null(manifest)) {
+    given <- settings[names(settings) != "tokenizer"]
+    result <- run_job(model, manifest, "annotate", list(text = texts), given, "text", NULL, settings$tokenizer, resume)
+    result <- as.data.frame(result, optional = TRUE)
+    result$label <- factor(result$label, sub("^prob_", "", names(result)[-(1:3)]))
+    return(with_labels(input, result))
+  }
   content <- if (!is.null(codebook)) readLines(codebook, warn = FALSE)
   label_texts("annotate", model, input, texts, settings, resume, content = content)
 }

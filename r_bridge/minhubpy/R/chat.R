@@ -30,7 +30,7 @@
 #' @inheritParams next_tokens
 #' @param system The system prompt, or `NULL`.
 #' @param max_new_tokens The maximum number of tokens of a reply.
-#' @param temperature,top_k,top_p,repetition_penalty Sampling settings, as in
+#' @param temperature,top_k,top_p,repetition_penalty,min_p Sampling settings, as in
 #'   [generate()]. `"auto"` uses the value of the model's
 #'   `generation_config.json`. For a model without sampling settings,
 #'   `temperature` is 0.7 and `top_p` is 0.95.
@@ -75,7 +75,8 @@
 #' @export
 minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature = "auto", top_k = "auto", top_p = "auto",
                         repetition_penalty = "auto", seed = NULL, stop = NULL, schema = NULL, stream = interactive(),
-                        top = 5, tokenizer = NULL) {
+                        top = 5, tokenizer = NULL, min_p = "auto", presence_penalty = 0, frequency_penalty = 0,
+                        logit_bias = NULL) {
   model <- check_model(model)
   tokenizer <- check_tokenizer(tokenizer)
   self <- new.env(parent = emptyenv())
@@ -85,7 +86,8 @@ minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature 
   self$exchanges <- list()
   settings <- list(
     max_new_tokens = max_new_tokens, temperature = temperature, top_k = top_k, top_p = top_p,
-    repetition_penalty = repetition_penalty, seed = seed, stop = stop, schema = schema, stream = stream, top = top
+    repetition_penalty = repetition_penalty, seed = seed, stop = stop, schema = schema, stream = stream, top = top,
+    min_p = min_p, presence_penalty = presence_penalty, frequency_penalty = frequency_penalty, logit_bias = logit_bias
   )
   chat_settings(settings, list(temperature = 1, repetition_penalty = 1)) # raises errors before Python is needed
   about <- ask("chat_template", model = model, tokenizer = tokenizer, on_event = show_progress())
@@ -98,12 +100,13 @@ minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature 
 as_chat <- function(self) structure(list(), class = "minhub_chat", self = self)
 
 CHAT_SETTINGS <- c(
-  "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "schema", "stream", "top"
+  "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "schema", "stream", "top", "min_p",
+  "presence_penalty", "frequency_penalty", "logit_bias"
 )
 
 # Checks the settings of a chat. "auto" selects the value in `defaults`. `seed` and `stream` are not sent to Python.
 chat_settings <- function(x, defaults) {
-  for (name in c("temperature", "top_k", "top_p", "repetition_penalty")) {
+  for (name in c("temperature", "top_k", "top_p", "repetition_penalty", "min_p")) {
     if (identical(x[[name]], "auto")) x[name] <- list(defaults[[name]])
   }
   if (!is.function(x$stream)) flag(x$stream, "stream")
@@ -114,6 +117,9 @@ chat_settings <- function(x, defaults) {
     top_k = optional(x$top_k, whole_number, what = "top_k", min = 1),
     top_p = optional(x$top_p, function(p) as.double(number(p, "top_p", above = 0, max = 1))),
     repetition_penalty = as.double(number(x$repetition_penalty, "repetition_penalty", above = 0, max = 1e6)),
+    min_p = check_min_p(x$min_p), presence_penalty = check_penalty(x$presence_penalty, "presence_penalty"),
+    frequency_penalty = check_penalty(x$frequency_penalty, "frequency_penalty"),
+    logit_bias = if (is.list(x$logit_bias)) x$logit_bias else check_bias(x$logit_bias),
     stop = stop_strings(x$stop),
     schema = check_schema(x$schema),
     top = whole_number(x$top, "top", max = 100),

@@ -61,6 +61,11 @@ label_texts <- function(name, model, input, texts, settings, resume, ...) {
     part$frame$label <- factor(part$frame$label, part$labels)
     part$frame
   }, size = TEXTS_OF_PART)
+  with_labels(input, result)
+}
+
+# Adds labels to the data frame of the texts, or names their rows.
+with_labels <- function(input, result) {
   if (is.data.frame(input)) return(add_columns(input, result))
   if (!is.null(names(input))) rownames(result) <- make.unique(ifelse(is.na(names(input)), "", names(input)))
   result
@@ -71,7 +76,8 @@ label_texts <- function(name, model, input, texts, settings, resume, ...) {
 #' Finds the names of persons, places and others in texts, or labels each token,
 #' with a model for token classification such as named entity recognition.
 #'
-#' Longer texts are truncated at the maximum length of the model.
+#' A text longer than the maximum length of the model is divided into overlapping
+#' windows. A token has the label of the window in which it has more context.
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
@@ -87,6 +93,8 @@ label_texts <- function(name, model, input, texts, settings, resume, ...) {
 #'   each token.
 #' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
 #'   entities.
+#' @param stride The number of tokens in which two windows of a long text overlap.
+#'   `NULL`: half of the tokens of a window.
 #' @returns A data frame with one row per entity, in the order of the texts, and
 #'   the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
@@ -101,14 +109,15 @@ label_texts <- function(name, model, input, texts, settings, resume, ...) {
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 classify_tokens <- function(model, texts, aggregation = c("simple", "first", "average", "max", "none"), ignore = "O",
-                            tokenizer = NULL, resume = NULL) {
+                            stride = NULL, tokenizer = NULL, resume = NULL) {
   model <- check_model(model)
   aggregation <- choice(aggregation, c("simple", "first", "average", "max", "none"))
   if (is.data.frame(texts)) texts <- column_of(texts, "text")
   labels <- names(texts)
   texts <- check_words(texts, NULL, "texts")
   settings <- list(
-    aggregation = aggregation, ignore = if (length(ignore)) texts(ignore), tokenizer = check_tokenizer(tokenizer)
+    aggregation = aggregation, ignore = if (length(ignore)) texts(ignore),
+    stride = if (!is.null(stride)) whole_number(stride), tokenizer = check_tokenizer(tokenizer)
   )
   job <- c(list(call = "classify_tokens", model = model, texts = texts), settings)
   result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {

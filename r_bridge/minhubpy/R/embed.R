@@ -39,6 +39,8 @@
 #'   `NULL`: as in the repository.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()].
+#' @param manifest The path of a .json file that describes the job, for
+#'   [minhub_replay()], see [word_logprobs()].
 #' @returns A numeric matrix with one row per text, in the order of `texts`, and
 #'   the names of `texts` as row names. With `pool = "none"`, a list of matrices
 #'   with one row per token and the tokens as row names.
@@ -58,7 +60,7 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = NULL, resume = NULL, prompt = NULL,
-                            dimensions = NULL, normalize = NULL) {
+                            dimensions = NULL, normalize = NULL, manifest = NULL) {
   model <- check_model(model)
   pool <- optional(pool, choice, c("mean", "last", "cls", "max", "none"), "pool")
   if (is.data.frame(texts)) {
@@ -72,6 +74,14 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     prompt = optional(prompt, string, "prompt"), dimensions = optional(dimensions, whole_number, "dimensions", min = 1),
     normalize = optional(normalize, flag, "normalize")
   )
+  if (!is.null(manifest)) {
+    if (identical(pool, "none") || !is.character(texts)) fail("manifest needs texts, and one vector per text")
+    data <- list(text = texts)
+    given <- settings[names(settings) != "tokenizer"]
+    result <- run_job(model, manifest, "embed", data, given, "text", NULL, settings$tokenizer, resume)
+    rownames(result$embedding) <- labels
+    return(result$embedding)
+  }
   result <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, on_event) {
     do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
   }, size = TEXTS_OF_PART, join = join_vectors)

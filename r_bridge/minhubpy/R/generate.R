@@ -17,6 +17,13 @@
 #'   probabilities sum to at least `top_p`. `NULL`: no limit.
 #' @param repetition_penalty Values above 1 reduce the probability of tokens that
 #'   the sequence already contains.
+#' @param min_p Exclude tokens that are less likely than `min_p` times the most
+#'   likely token. `NULL`: no limit.
+#' @param presence_penalty,frequency_penalty Numbers from -2 to 2 that are
+#'   subtracted from the logits of tokens that the new text already contains: once,
+#'   and for each occurrence.
+#' @param logit_bias Numbers from -100 to 100 that are added to logits, named by
+#'   0-based token IDs: `c("42" = -100)`.
 #' @param seed An integer for all prompts, or one per prompt. By default, seeds
 #'   are drawn from R's random numbers, so `set.seed()` makes the text
 #'   reproducible. The text of a prompt does not depend on the other prompts:
@@ -62,7 +69,8 @@ generate <- function(x, ...) UseMethod("generate")
 #' @rawNamespace S3method(generics::generate,minhub_model)
 generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                                   repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
-                                  stream = "auto", speculate = 0, resume = NULL, ...) {
+                                  stream = "auto", speculate = 0, resume = NULL, min_p = NULL, presence_penalty = 0,
+                                  frequency_penalty = 0, logit_bias = NULL, ...) {
   no_more_arguments(...)
   model <- check_model(x)
   labels <- labels_of(prompts)
@@ -89,6 +97,8 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     top_k = optional(top_k, whole_number, what = "top_k", min = 1),
     top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, max = 1))),
     repetition_penalty = as.double(number(repetition_penalty, above = 0, max = 1e6)),
+    min_p = check_min_p(min_p), presence_penalty = check_penalty(presence_penalty),
+    frequency_penalty = check_penalty(frequency_penalty), logit_bias = check_bias(logit_bias),
     eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
   )
@@ -404,4 +414,19 @@ clock <- function(seconds) {
 
 megabytes <- function(bytes) {
   if (bytes >= 1e9) sprintf("%.1f GB", bytes / 1e9) else if (bytes >= 1e6) sprintf("%.0f MB", bytes / 1e6) else sprintf("%.0f kB", bytes / 1e3)
+}
+
+check_min_p <- function(x) optional(x, function(p) as.double(number(p, "min_p", min = 0, max = 1)))
+
+check_penalty <- function(x, what = deparse(substitute(x))) as.double(number(x, what, min = -2, max = 2))
+
+# The columns `id` and `bias` of a named vector, or NULL.
+check_bias <- function(x) {
+  if (is.null(x)) return(NULL)
+  ids <- names(x)
+  if (!is.numeric(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
+    fail("logit_bias must be numbers named by token IDs, such as c(\"42\" = -100), not ", describe(x))
+  }
+  if (any(abs(x) > 100)) fail("logit_bias must be between -100 and 100, not ", format(x[abs(x) > 100][[1L]]))
+  list(id = as.integer(ids), bias = as.double(x))
 }

@@ -26,6 +26,19 @@
 #' `PIP_INDEX_URL` and `PIP_EXTRA_INDEX_URL`, or a pip.conf), or if `pip_args`
 #' contains an index, `torch = "auto"` installs the build of that index.
 #'
+#' @section uv, mirrors and machines without a network:
+#' The packages are installed by [uv](https://docs.astral.sh/uv/), which is
+#' several times faster than pip and also installs Python if it is missing or too
+#' old. `minhub_install()` uses the uv on the `PATH`. Otherwise, it gets the
+#' wheel of a pinned version of uv from the package index with any Python 3.6 or
+#' newer, checks its SHA-256 and stores uv in
+#' `tools::R_user_dir("minhubpy", "cache")`. If that fails, it uses Python's venv
+#' and pip.
+#'
+#' Proxies and certificates come from the environment (`HTTPS_PROXY`,
+#' `SSL_CERT_FILE`). A mirror is used if uv (`UV_DEFAULT_INDEX`, `UV_INDEX`) or pip is configured
+#' with it. On a machine without a network, the error lists the files to copy.
+#'
 #' @param source The package for pip to install: the path of a checkout or wheel
 #'   of minhub_py, or a URL that pip supports, such as `"git+https://..."`. By
 #'   default, the source of this package: the checkout of `R CMD INSTALL`, or the
@@ -43,6 +56,10 @@
 #'   reports its choice.
 #' @param torch_index The URL of an index with PyTorch's build, instead of
 #'   PyTorch's own index.
+#' @param uv The path of uv or of its wheel. `NULL`: see below. `FALSE`: venv and
+#'   pip.
+#' @param ask Whether to ask before the download. Not in scripts, where the call
+#'   is the consent.
 #' @returns The path of the new Python, invisibly.
 #' @family functions for the Python side
 #' @examples
@@ -53,15 +70,18 @@
 #' }
 #' @export
 minhub_install <- function(source = NULL, python = NULL, pip_args = character(), torch = c("auto", "cpu", "cuda"),
-                           torch_index = NULL) {
+                           torch_index = NULL, uv = NULL, ask = interactive()) {
   not_now()
   source <- if (is.null(source)) own_source() else string(source)
   pip_args <- if (length(pip_args)) texts(pip_args) else character()
   torch <- choice(torch, c("auto", "cpu", "cuda"))
   torch_index <- optional(torch_index, string, what = "torch_index")
-  base <- if (is.null(python)) find_base_python() else check_base(path.expand(string(python)))
   if (!is.null(source) && file.exists(path.expand(source))) source <- normalizePath(source)
   folder <- private_virtualenv()
+  if (flag(ask)) confirm(folder)
+  before <- set_uv_folders()
+  on.exit(set_environment(before))
+  installer <- choose_installer(uv, if (!is.null(python)) path.expand(string(python)), pip_args)
   dir.create(dirname(folder), recursive = TRUE, showWarnings = FALSE)
   disconnect()
   session$python <- NULL
@@ -74,33 +94,89 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   } else {
     unlink(folder, recursive = TRUE)
     if (dir.exists(backup)) file.rename(backup, folder)
-  })
-  run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed: on Debian, run apt-get install python3-venv")
+  }, add = TRUE)
+  installer$create(folder)
   new <- python_in(folder)
-  pip <- c("-m", "pip", "install", "--disable-pip-version-check", shQuote(pip_args))
-  # Install minhub_py first, so that a wrong source fails backup the download of PyTorch.
+  program <- if (installer$name == "uv") installer$program else new
+  install <- installer$arguments(new)
+  # Install minhub_py first, so that a wrong source fails before the download of PyTorch.
   if (is.null(source)) {
-    install_release(new, pip)
+    install_release(program, install, installer$name)
   } else {
-    run(
-      new, c(pip, "--no-deps", shQuote(source)),
-      "pip could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
-    )
+    run(program, c(install, "--no-deps", shQuote(source)), paste0(
+      installer$name, " could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
+    ))
   }
-  index <- torch_index %||% if (takes_cpu_build(torch, base, pip_args, new)) CPU_INDEX
+  index <- torch_index %||% if (takes_cpu_build(torch, pip_args, installer$pythons, new)) CPU_INDEX
   if (!is.null(index)) {
     run(
-      new, c(pip, "--index-url", shQuote(index), "torch"),
+      program, c(install, "--index-url", shQuote(index), "torch"),
       paste0(
-        "pip could not install PyTorch from ", index, ", see the output above: set torch_index = \"https://...\" to a mirror, ",
-        "or torch = \"cuda\" for the build on the package index"
-      )
+        installer$name, " could not install PyTorch from ", index, ", see the output above: set torch_index = \"https://...\" ",
+        "to a mirror, or torch = \"cuda\" for the build on the package index"
+      ), files_to_copy
     )
   }
-  run(new, c(pip, shQuote(WITH_EXTRAS)), "pip could not install the dependencies of minhub_py, see the output above")
+  run(
+    program, c(install, shQuote(WITH_EXTRAS)),
+    paste0(installer$name, " could not install the dependencies of minhub_py, see the output above"), files_to_copy
+  )
   installed <- TRUE
   note("Installed: ", new)
   invisible(new)
+}
+
+# An error unless the user agrees to the installation.
+confirm <- function(folder) {
+  note("minhub_install() downloads Python packages, about 1 GB with PyTorch's CPU build, into ", dirname(folder), ".")
+  answer <- readline("Continue? [y/N] ")
+  if (!tolower(trimws(answer)) %in% c("y", "yes")) fail("nothing was installed: answer y, or pass ask = FALSE")
+}
+
+# The program that installs: uv, or venv and pip. A list with its name, the functions `create`, which creates the virtual
+# environment in a folder, and `arguments`, the arguments of an installation, and `pythons`, which may have pip.
+choose_installer <- function(uv, python, pip_args) {
+  if (isFALSE(uv)) return(pip_installer(if (is.null(python)) find_base_python() else check_base(python), pip_args))
+  pythons <- c(python, base_pythons())
+  found <- find_uv(uv, pythons)
+  if (!is_problem(found)) return(uv_installer(found, python, pythons, pip_args))
+  if (!is.null(uv)) fail("uv is not usable: ", found, files_to_copy())
+  note("uv is not available (", found, "): installing with venv and pip, which takes longer")
+  base <- if (is.null(python)) find_base_python(files_to_copy) else check_base(python)
+  pip_installer(base, pip_args)
+}
+
+pip_installer <- function(base, pip_args) {
+  list(
+    name = "pip", pythons = NULL,
+    create = function(folder) {
+      run(base, c("-m", "venv", shQuote(folder)), "python3 -m venv failed: on Debian, run apt-get install python3-venv")
+    },
+    arguments = function(new) c("-m", "pip", "install", "--disable-pip-version-check", shQuote(pip_args))
+  )
+}
+
+uv_installer <- function(uv, python, pythons, pip_args) {
+  if (!is.null(python)) {
+    problem <- version_problem(python)
+    if (!is.null(problem)) fail(python, " ", problem, ": pass a Python 3.10 or newer, or none, and uv installs one")
+  }
+  # uv stops at a shim of a version manager, so it gets the path of a Python that starts.
+  suitable <- python %||% Find(function(path) is.null(version_problem(path)), pythons)
+  indexes <- pip_indexes(pythons)
+  if (length(indexes)) note("uv uses the package indexes of pip's configuration")
+  list(
+    name = "uv", program = uv, pythons = pythons,
+    create = function(folder) {
+      chosen <- if (is.null(suitable)) c("--managed-python", "--python", "3.12") else c("--python", shQuote(suitable))
+      note(
+        "Installing with uv ", uv_version(uv), " and ",
+        if (is.null(suitable)) "a Python 3.12 that uv downloads" else paste("the Python", suitable)
+      )
+      run(uv, c("venv", "--quiet", chosen, shQuote(folder)), "uv could not create a virtual environment, see the output above", files_to_copy)
+    },
+    arguments = function(new) c("pip", "install", "--python", shQuote(new), shQuote(indexes), shQuote(pip_args))
+  )
 }
 
 CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
@@ -109,28 +185,30 @@ CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
 WITH_EXTRAS <- "minhub_py[gguf,json,serve]"
 
 # Installs the release with this package's version. Replaces pip's unclear error if the index does not contain it.
-install_release <- function(python, pip) {
+install_release <- function(program, install, name = "pip") {
   version <- as.character(utils::packageVersion("minhubpy"))
+  retries <- if (name == "pip") c("--retries", "1")
   output <- suppressWarnings(
-    run_python(python, c(pip, "--retries", "1", "--no-deps", paste0("minhub_py==", version)), stdout = TRUE, stderr = TRUE)
+    run_program(program, c(install, retries, "--no-deps", paste0("minhub_py==", version)), stdout = TRUE, stderr = TRUE)
   )
   status <- attr(output, "status")
   if (is.null(status)) return(invisible())
-  if (any(grepl("No matching distribution", output, fixed = TRUE))) {
+  if (any(grepl("No matching distribution|No solution found|not found in the", output))) {
     fail(
       "the package index has no release ", version, " of minhub_py, or cannot be reached: ",
-      "pass a checkout, minhub_install(\"/path/to/minhub_py\"), or a repository, minhub_install(\"git+https://...\")"
+      "pass a checkout, minhub_install(\"/path/to/minhub_py\"), or a repository, minhub_install(\"git+https://...\")", if (name == "uv") files_to_copy()
     )
   }
-  fail("pip could not install minhub_py ", version, ": ", error_line(output) %||% paste("status", status))
+  fail(name, " could not install minhub_py ", version, ": ", error_line(output) %||% paste("status", status))
 }
 
 # Whether to install PyTorch from its index of CPU builds. An index of the user has precedence.
-takes_cpu_build <- function(torch, base, pip_args, python) {
+takes_cpu_build <- function(torch, pip_args, pythons, python) {
   if (torch != "auto") return(torch == "cpu")
-  named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index)", pip_args))
+  named <- any(grepl("^(-i|--index-url|--extra-index-url|--no-index|--default-index|--index)", pip_args))
   if (named || Sys.info()[["sysname"]] != "Linux") return(FALSE)
-  index <- configured_index(python)
+  if (!is.null(pythons) && is_uv_configured()) return(FALSE)
+  index <- configured_index(pythons %||% python)
   if (!is.null(index)) {
     note(
       "pip is configured with ", index, ": installing the PyTorch of that index (torch = \"cpu\" selects the CPU build ",
@@ -138,7 +216,7 @@ takes_cpu_build <- function(torch, base, pip_args, python) {
     )
     return(FALSE)
   }
-  gpu <- has_nvidia_gpu(base)
+  gpu <- has_nvidia_gpu(python)
   note(
     if (gpu) "NVIDIA GPU detected: installing PyTorch with CUDA" else "No NVIDIA GPU detected: installing PyTorch's CPU build",
     if (gpu) " (5.5 to 6.2 GB; " else " (1.0 GB instead of 5.5 to 6.2 GB; ",
@@ -148,9 +226,8 @@ takes_cpu_build <- function(torch, base, pip_args, python) {
 }
 
 # The index in pip's configuration, which includes environment variables: "index-url = https://...", or NULL.
-configured_index <- function(python) {
-  lines <- suppressWarnings(run_python(python, c("-m", "pip", "config", "list"), stdout = TRUE, stderr = FALSE))
-  found <- grep("^(global|install|:env:)[.](extra-index-url|index-url|no-index)=", lines, value = TRUE)
+configured_index <- function(pythons) {
+  found <- grep("[.](extra-index-url|index-url|no-index)=", pip_configuration(pythons), value = TRUE)
   # Removes credentials from the URL.
   if (length(found)) gsub("//[^/@]*@", "//", sub("^[^.]*[.]([a-z-]+)='?(.*?)'?$", "\\1 = \\2", found[[1L]], perl = TRUE))
 }
@@ -182,9 +259,10 @@ install_call <- function() {
   if (is.null(own_source())) "minhub_install(\"/path/to/minhub_py\")" else "minhub_install()"
 }
 
-run <- function(command, arguments, advice) {
-  status <- run_python(command, arguments)
-  if (status != 0L) fail(advice, " (", command, " exited with status ", status, ")")
+# `more`: a function that returns further advice.
+run <- function(command, arguments, advice, more = function() NULL) {
+  status <- run_program(command, arguments)
+  if (status != 0L) fail(advice, " (", command, " exited with status ", status, ")", more())
 }
 
 # The Python that creates the virtual environment
@@ -194,7 +272,7 @@ check_base <- function(path) {
   path
 }
 
-find_base_python <- function() {
+find_base_python <- function(more = function() NULL) {
   candidates <- base_pythons()
   problems <- character()
   for (path in candidates) {
@@ -204,7 +282,7 @@ find_base_python <- function() {
   }
   fail(
     "no Python 3.10 or newer can create a virtual environment: install one (on Debian: apt-get install python3-venv), ",
-    "or pass one, minhub_install(python = \"/path/to/python3\")", if (length(problems)) "\nTried:", problems
+    "or pass one, minhub_install(python = \"/path/to/python3\")", if (length(problems)) "\nTried:", problems, more()
   )
 }
 
@@ -221,6 +299,14 @@ base_problem <- function(path) {
   if (length(answer) < 2L) return(NULL)
   if (answer[[2L]] == "older") return(paste0("is Python ", answer[[1L]], ", which is older than 3.10"))
   paste0("lacks the module ", answer[[2L]], " (on Debian: apt-get install python3-venv)")
+}
+
+# The reason why a Python cannot be the base of uv's virtual environment, or NULL.
+version_problem <- function(path) {
+  answer <- query_python(path, c("import sys", "sys.stdout.write('minhubpy ' + ' '.join(map(str, sys.version_info[:2])))"))
+  if (is_problem(answer)) return(answer)
+  version <- numeric_version(paste(answer, collapse = "."))
+  if (version < "3.10") paste0("is Python ", version, ", which is older than 3.10")
 }
 
 # The Python installations with a usual name or location: first the default ones, then by version.

@@ -134,6 +134,66 @@ qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
 #' @export
+olmo3_from_pretrained <- pretrained_of("olmo3")
+
+#' @rdname from_pretrained
+#' @export
+exaone4_from_pretrained <- pretrained_of("exaone4")
+
+#' @rdname from_pretrained
+#' @export
+ernie45_from_pretrained <- pretrained_of("ernie45")
+
+#' @rdname from_pretrained
+#' @export
+seedoss_from_pretrained <- pretrained_of("seedoss")
+
+#' @rdname from_pretrained
+#' @export
+internlm3_from_pretrained <- pretrained_of("internlm3")
+
+#' @rdname from_pretrained
+#' @export
+hunyuan_from_pretrained <- pretrained_of("hunyuan")
+
+#' @rdname from_pretrained
+#' @export
+starcoder2_from_pretrained <- pretrained_of("starcoder2")
+
+#' @rdname from_pretrained
+#' @export
+glm4_from_pretrained <- pretrained_of("glm4")
+
+#' @rdname from_pretrained
+#' @export
+cohere_from_pretrained <- pretrained_of("cohere")
+
+#' @rdname from_pretrained
+#' @export
+cohere2_from_pretrained <- pretrained_of("cohere2")
+
+#' @rdname from_pretrained
+#' @export
+stablelm_from_pretrained <- pretrained_of("stablelm")
+
+#' @rdname from_pretrained
+#' @export
+phi3_from_pretrained <- pretrained_of("phi3")
+
+#' @rdname from_pretrained
+#' @export
+smollm3_from_pretrained <- pretrained_of("smollm3")
+
+#' @rdname from_pretrained
+#' @export
+granite_from_pretrained <- pretrained_of("granite")
+
+#' @rdname from_pretrained
+#' @export
+granitehybrid_from_pretrained <- pretrained_of("granitehybrid")
+
+#' @rdname from_pretrained
+#' @export
 t5_from_pretrained <- pretrained_of("t5")
 
 #' @rdname from_pretrained
@@ -308,6 +368,66 @@ qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+olmo3 <- random_model_of("olmo3")
+
+#' @rdname gpt2
+#' @export
+exaone4 <- random_model_of("exaone4")
+
+#' @rdname gpt2
+#' @export
+ernie45 <- random_model_of("ernie45")
+
+#' @rdname gpt2
+#' @export
+seedoss <- random_model_of("seedoss")
+
+#' @rdname gpt2
+#' @export
+internlm3 <- random_model_of("internlm3")
+
+#' @rdname gpt2
+#' @export
+hunyuan <- random_model_of("hunyuan")
+
+#' @rdname gpt2
+#' @export
+starcoder2 <- random_model_of("starcoder2")
+
+#' @rdname gpt2
+#' @export
+glm4 <- random_model_of("glm4")
+
+#' @rdname gpt2
+#' @export
+cohere <- random_model_of("cohere")
+
+#' @rdname gpt2
+#' @export
+cohere2 <- random_model_of("cohere2")
+
+#' @rdname gpt2
+#' @export
+stablelm <- random_model_of("stablelm")
+
+#' @rdname gpt2
+#' @export
+phi3 <- random_model_of("phi3")
+
+#' @rdname gpt2
+#' @export
+smollm3 <- random_model_of("smollm3")
+
+#' @rdname gpt2
+#' @export
+granite <- random_model_of("granite")
+
+#' @rdname gpt2
+#' @export
+granitehybrid <- random_model_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
 t5 <- random_model_of("t5")
 
 #' @rdname gpt2
@@ -424,6 +544,66 @@ qwen35_from_config <- from_config_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+olmo3_from_config <- from_config_of("olmo3")
+
+#' @rdname gpt2
+#' @export
+exaone4_from_config <- from_config_of("exaone4")
+
+#' @rdname gpt2
+#' @export
+ernie45_from_config <- from_config_of("ernie45")
+
+#' @rdname gpt2
+#' @export
+seedoss_from_config <- from_config_of("seedoss")
+
+#' @rdname gpt2
+#' @export
+internlm3_from_config <- from_config_of("internlm3")
+
+#' @rdname gpt2
+#' @export
+hunyuan_from_config <- from_config_of("hunyuan")
+
+#' @rdname gpt2
+#' @export
+starcoder2_from_config <- from_config_of("starcoder2")
+
+#' @rdname gpt2
+#' @export
+glm4_from_config <- from_config_of("glm4")
+
+#' @rdname gpt2
+#' @export
+cohere_from_config <- from_config_of("cohere")
+
+#' @rdname gpt2
+#' @export
+cohere2_from_config <- from_config_of("cohere2")
+
+#' @rdname gpt2
+#' @export
+stablelm_from_config <- from_config_of("stablelm")
+
+#' @rdname gpt2
+#' @export
+phi3_from_config <- from_config_of("phi3")
+
+#' @rdname gpt2
+#' @export
+smollm3_from_config <- from_config_of("smollm3")
+
+#' @rdname gpt2
+#' @export
+granite_from_config <- from_config_of("granite")
+
+#' @rdname gpt2
+#' @export
+granitehybrid_from_config <- from_config_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
 t5_from_config <- from_config_of("t5")
 
 #' @rdname gpt2
@@ -472,7 +652,7 @@ plain_config <- function(config, example) {
   if (anyDuplicated(names(config))) fail("settings must not be repeated: ", names(config)[duplicated(names(config))][[1L]])
   plain <- function(x) {
     kind <- is.numeric(x) || is.logical(x) || is.list(x) || (is.character(x) && all(validUTF8(x)))
-    kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE)
+    is.null(x) || kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE)
   }
   bad <- Position(Negate(plain), config)
   if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " must not be ", describe(config[[bad]]))

@@ -11,9 +11,11 @@
 #' | [attention_weights()] | layer, head, token and attended-to token |
 #' | [label_agreement()] | statistic |
 #' | [corrected_estimate()] | term |
+#' | [minimal_pairs()] | phenomenon |
 #' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
-#' @param x A chat, a reply, activations, attention weights, a run, agreement or estimates.
+#' @param x A chat, a reply, activations, attention weights, a run, agreement,
+#'   estimates or minimal pairs.
 #' @param ... Not used.
 #' @returns `as.data.frame()` returns a data frame. `tidy()` returns a tibble if
 #'   the package tibble is installed, and a data frame otherwise.
@@ -85,3 +87,6 @@ tidy.minhub_agreement <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_estimate)
 tidy.minhub_estimate <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_pairs)
+tidy.minhub_pairs <- as_tidy

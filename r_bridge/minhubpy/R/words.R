@@ -13,6 +13,16 @@
 #' Texts longer than the model's context are processed in overlapping windows. The
 #' common beginning of texts or contexts is computed only once.
 #'
+#' @section Correction at word boundaries:
+#' Tokenizers such as GPT-2's mark the beginning of a word, so that the product of
+#' the token probabilities leaves open where a word ends. With B(t), the probability
+#' that the token at position t begins a word, and with the word's first token f and
+#' last token l, the corrected log-probability is
+#' `sum(log p(token)) - log B(f) + log B(l + 1)`. For `"pimentel"`, B includes the
+#' model's end tokens, and B(f) of the first word of a text is the probability of
+#' the tokens without mark. For `"oh"`, B does not include the end tokens, and the
+#' first word of a text has no B(f). Tokenizers without marks are an error.
+#'
 #' @inheritParams generate
 #' @inheritParams next_tokens
 #' @param x The words: a vector, or a data frame with a column of words. A word
@@ -36,11 +46,22 @@
 #' @param bos Whether to insert the beginning-of-sequence token before a text, so
 #'   that its first word has a log-probability. `NULL`: as the tokenizer does,
 #'   which is `FALSE` for GPT-2 and `TRUE` for Llama.
+#' @param correct The correction at word boundaries, for tokenizers that mark the
+#'   beginning of words, such as those of GPT-2 and Llama: `"pimentel"` (Pimentel &
+#'   Meister 2024) or `"oh"` (Oh & Schuler 2024). See below.
+#' @param renyi Orders of Rényi entropies, such as `0.5` or `c(0.5, 2)`.
+#' @param premise Text before each word instead of its context, for the pointwise
+#'   mutual information (PMI) of word and context. `""` requires `bos = TRUE`.
+#' @param lags The number of previous words whose surprisal and entropy are added
+#'   (spillover).
 #' @param resume The path of an .rds file that stores the results of a long job.
 #'   After an interrupt or a crash, repeat the same call to resume the job. After
 #'   the end of the job, the same call returns its stored result. Only one session
 #'   at a time can use a file. A file belongs to the weights of the model, whose
 #'   files are hashed once (about one second per GB).
+#' @param manifest The path of a .json file that describes the job, for
+#'   [minhub_replay()]. The input and the results are stored beside it, in
+#'   `NAME-input.jsonl` and `NAME-output.jsonl`.
 #' @param contexts,targets Character vectors of equal length. Or `contexts` is a
 #'   data frame with the columns `context` and `target`.
 #' @returns For vectors, a numeric vector of log-probabilities (natural log), in
@@ -53,7 +74,13 @@
 #'   * `logprob`: the natural logarithm of the word's probability;
 #'   * `surprisal`: `-log2` of the word's probability, in bits;
 #'   * `entropy`: the entropy in bits of the distribution that the model predicts
-#'     at the word's first token.
+#'     at the word's first token;
+#'   * `renyi_ORDER`: the Rényi entropy in bits of the same distribution;
+#'   * `pmi`: the log-probability after the context minus that after `premise`, in
+#'     bits;
+#'   * `surprisal_lag1`, `entropy_lag1`, `surprisal_lag2` and so on: the values of
+#'     the previous words of the text; `NA` before the first one. Missing words are
+#'     skipped.
 #'
 #'   The first word of a text has no prediction and is `NA`, unless there is a
 #'   `context` or a beginning-of-sequence token.
@@ -72,7 +99,8 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", word_n = NULL, sep = " ",
-                          ignore_regex = NULL, bos = NULL, tokenizer = NULL, resume = NULL) {
+                          ignore_regex = NULL, bos = NULL, correct = NULL, renyi = NULL, premise = NULL, lags = 0,
+                          tokenizer = NULL, resume = NULL, manifest = NULL) {
   model <- check_model(model)
   job <- list(words = check_words(x, words, "x"))
   n <- length(job$words)
@@ -80,8 +108,10 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   job$by <- groups_of(by, x, n)
   if (!is.null(context)) job$context <- context_of(context, x, n)
   if (!is.null(word_n)) job$word_n <- order_of(word_n, x, n)
-  settings <- word_settings(model, sep, ignore_regex, bos, tokenizer)
+  settings <- word_settings(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise)
+  settings$lags <- whole_number(lags)
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
+  if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
   result <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, on_event) {
     part <- lapply(job, `[`, rows)
     do.call(ask, c(list("word_logprobs", model = model), part, settings, list(on_event = on_event)))
@@ -89,10 +119,24 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   with_columns(x, result, job$words)
 }
 
+# The results of a job with a manifest. The rows of a text are adjacent in its input.
+word_job <- function(model, job, texts, settings, manifest, resume) {
+  if (!is.null(job$context)) fail("manifest does not support context: make it the first words of each text")
+  if (!is.null(settings$ignored)) fail("manifest does not support ignore_regex: use minhub words --ignore-regex")
+  order <- if (is.null(job$word_n)) order(texts) else order(texts, job$word_n)
+  given <- c(settings[c("sep", "bos", "correct", "renyi", "premise", "lags")], ignore_regex = "")
+  data <- list(text = texts[order], word = job$words[order])
+  columns <- run_job(model, manifest, "words_by", data, given, "word", "text", settings$tokenizer, resume)
+  columns$tokens <- as.integer(ifelse(is.na(columns$tokens), 0L, columns$tokens))
+  result <- as.data.frame(columns, optional = TRUE)[order(order), , drop = FALSE]
+  rownames(result) <- NULL
+  result
+}
+
 #' @rdname word_logprobs
 #' @export
-target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_regex = NULL, bos = NULL, tokenizer = NULL,
-                            resume = NULL) {
+target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_regex = NULL, bos = NULL, correct = NULL,
+                            renyi = NULL, premise = NULL, tokenizer = NULL, resume = NULL) {
   model <- check_model(model)
   input <- contexts
   if (is.data.frame(contexts)) {
@@ -106,7 +150,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
   if (length(job$contexts) != length(job$targets)) {
     fail("targets must have one value for each of ", length(job$contexts), " contexts, not ", length(job$targets))
   }
-  settings <- word_settings(model, sep, ignore_regex, bos, tokenizer)
+  settings <- word_settings(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise)
   result <- in_parts(seq_along(job$targets), resume, c(model = list(model), job, settings), function(rows, on_event) {
     part <- lapply(job, `[`, rows)
     do.call(ask, c(list("target_logprobs", model = model), part, settings, list(on_event = on_event)))
@@ -221,7 +265,7 @@ order_of <- function(word_n, x, n) {
 }
 
 # Settings of both functions. R matches the tokens, because the regular expression has R's syntax.
-word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
+word_settings <- function(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise) {
   tokenizer <- check_tokenizer(tokenizer)
   call <- users_call()
   ignored <- NULL
@@ -232,16 +276,21 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer) {
     })
     ignored <- vocabulary$id[matches]
   }
-  list(sep = string(sep), ignored = ignored, bos = optional(bos, flag), tokenizer = tokenizer)
+  if (!is.null(renyi) && (!is.numeric(renyi) || !length(renyi) || anyNA(renyi) || any(renyi < 0))) {
+    fail("renyi must be orders of 0 or more, such as 0.5, not ", describe(renyi), call = call)
+  }
+  list(
+    sep = string(sep), ignored = ignored, bos = optional(bos, flag), tokenizer = tokenizer,
+    correct = optional(correct, choice, c("pimentel", "oh"), "correct"), renyi = if (!is.null(renyi)) as.double(renyi),
+    premise = optional(premise, string, "premise")
+  )
 }
 
 # Results
 
-COLUMNS <- c("tokens", "logprob", "surprisal", "entropy")
-
 # Adds the result to a data frame. For a vector, returns the log-probabilities.
 with_columns <- function(x, result, names) {
-  if (is.data.frame(x)) add_columns(x, result[COLUMNS]) else stats::setNames(result$logprob, names)
+  if (is.data.frame(x)) add_columns(x, result) else stats::setNames(result$logprob, names)
 }
 
 add_columns <- function(x, columns) {

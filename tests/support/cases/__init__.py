@@ -5,6 +5,7 @@ model_type, up to the first "-".
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
@@ -31,7 +32,8 @@ class Cases:
 
     def settings(self, name: str) -> dict[str, Any]:
         """The config.json of a case."""
-        return {"model_type": name.split("-", maxsplit=1)[0], **self.small, **self.cases[name]}
+        # A copy: transformers changes the dict of rotary settings.
+        return deepcopy({"model_type": name.split("-", maxsplit=1)[0], **self.small, **self.cases[name]})
 
 
 ARCHITECTURES: dict[str, Cases] = {

@@ -6,6 +6,7 @@ REQUIRED <- list(
   model = a_model, prompts = function() "To", prompt = function() "To", texts = function() "To be", text = function() "To be",
   x = function() c("To", "be"), contexts = function() "To", targets = function() "be", out = function() tempfile("no run "),
   query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
+  manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
   answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
   negative = function() "be", y = function() 1:8, n = function() 2,

@@ -107,6 +107,18 @@ test_that("the default sampling settings are those of the model", {
   expect_refused(minhub_chat(a_model(), temperature = "hot"), "temperature must be")
 })
 
+test_that("replies have the sampling settings of generate()", {
+  bot <- minhub_chat(a_model(), max_new_tokens = 5, temperature = 0)
+  first <- bot$say("Hi")$tokens$id
+  bias <- stats::setNames(-100, first[[1L]])
+  again <- minhub_chat(a_model(), max_new_tokens = 5, temperature = 0, logit_bias = bias)
+  expect_false(first[[1L]] %in% again$say("Hi")$tokens$id)
+  ids <- generate(a_model(), list(first), 5, temperature = 0)[[1L]]
+  bias <- stats::setNames(-100, ids[[1L]])
+  expect_false(ids[[1L]] %in% generate(a_model(), list(first), 5, temperature = 0, logit_bias = bias)[[1L]])
+  expect_identical(ids, generate(a_model(), list(first), 5, min_p = 1, presence_penalty = 0)[[1L]])
+})
+
 test_that("a reply follows a schema and is available as data", {
   needs_extra("json")
   schema <- list(

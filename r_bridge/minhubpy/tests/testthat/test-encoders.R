@@ -391,6 +391,7 @@ test_that("entities have the characters of their texts", {
   many <- rep(unname(texts), 100)
   expect_equal(classify_tokens(model, many, "none", resume = file), classify_tokens(model, many, "none"), tolerance = 1e-5)
   expect_refused(classify_tokens(a_classifier(), "a"), "needs a token classification head")
+  expect_refused(classify_tokens(model, "a", stride = 10000), "stride must be less than")
   expect_refused(classify_texts(model, "a"), "use classify_tokens() for its token classification head")
   expect_refused(generate(model, "a"), "use text_embeddings() or classify_tokens()")
 })

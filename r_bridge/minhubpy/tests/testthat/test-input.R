@@ -166,6 +166,10 @@ test_that("errors of numbers, flags and names contain the user's call", {
   expect_refused(generate(model, "A", 1, top_p = 0), "top_p must be above 0 and at most 1, not 0")
   expect_refused(generate(model, "A", 1, top_p = 1.01), "top_p must be above 0 and at most 1, not 1.01")
   expect_refused(generate(model, "A", 1, repetition_penalty = 0), "repetition_penalty must be above 0")
+  expect_refused(generate(model, "A", 1, min_p = 2), "min_p must be at least 0 and at most 1, not 2")
+  expect_refused(generate(model, "A", 1, presence_penalty = 3), "presence_penalty must be at least -2 and at most 2, not 3")
+  expect_refused(generate(model, "A", 1, logit_bias = c(a = 1)), "logit_bias must be numbers named by token IDs")
+  expect_refused(generate(model, "A", 1, logit_bias = c("99999" = 1)), "logit_bias has token 99999")
   expect_refused(generate(model, "A", 1, seed = 1.5), "seed must be a whole number, or one for each prompt, not 1.5")
   expect_refused(generate(model, c("A", "B"), 1, seed = 1:3), "not an integer of length 3")
   expect_refused(generate(model, "A", 1, eos_id = 1.5), 'eos_id must be "auto", NULL or token IDs, not 1.5')
@@ -236,6 +240,10 @@ test_that("arguments reject values of wrong types with errors of the package", {
     `generate(top_k)` = function(x) generate(model, "A", 1, top_k = x),
     `generate(top_p)` = function(x) generate(model, "A", 1, top_p = x),
     `generate(repetition_penalty)` = function(x) generate(model, "A", 1, repetition_penalty = x),
+    `generate(min_p)` = function(x) generate(model, "A", 1, min_p = x),
+    `generate(presence_penalty)` = function(x) generate(model, "A", 1, presence_penalty = x),
+    `generate(frequency_penalty)` = function(x) generate(model, "A", 1, frequency_penalty = x),
+    `generate(logit_bias)` = function(x) generate(model, "A", 1, logit_bias = x),
     `generate(seed)` = function(x) generate(model, "A", 1, seed = x),
     `generate(tokenizer)` = function(x) generate(model, "A", 1, tokenizer = x),
     `next_tokens(n)` = function(x) next_tokens(model, "A", n = x),

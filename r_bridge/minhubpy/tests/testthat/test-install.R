@@ -30,7 +30,7 @@ installed <- function(python, ...) {
   })
   data <- tempfile("data ")
   Sys.setenv(R_USER_DATA_DIR = data)
-  said <- testthat::capture_messages(path <- minhub_install(..., python = python$path))
+  said <- testthat::capture_messages(path <- minhub_install(..., python = python$path, uv = FALSE))
   expect_true(file.exists(path))
   expect_true(startsWith(path, data))
   pip <- sub("-m pip install --disable-pip-version-check ", "", grep("-m pip install", python$calls(), value = TRUE), fixed = TRUE)
@@ -91,8 +91,8 @@ test_that("a failed installation keeps the previous one", {
   before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
   on.exit(minhubpy:::set_environment(before))
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
-  path <- suppressMessages(minhub_install("x.whl", python = imitation()$path))
-  expect_refused(minhub_install("broken.whl", python = imitation()$path), "pip could not install minhub_py, see the output above")
+  path <- suppressMessages(minhub_install("x.whl", python = imitation()$path, uv = FALSE))
+  expect_refused(minhub_install("broken.whl", python = imitation()$path, uv = FALSE), "pip could not install minhub_py, see the output above")
   expect_true(file.exists(path))
   expect_identical(dir(dirname(dirname(dirname(path)))), "venv")
 })
@@ -121,7 +121,7 @@ test_that("PyTorch comes from the index of the user or of pip's configuration", 
   }
   made <- installed(imitation(config = "global.timeout='60'"), "x.whl")
   expect_length(made$pip, 3L)
-  expect_refused(minhub_install("x.whl", python = imitation()$path, torch_index = 3), "torch_index must be text, not 3")
+  expect_refused(minhub_install("x.whl", python = imitation()$path, torch_index = 3, uv = FALSE), "torch_index must be text, not 3")
 })
 
 test_that("an unsuitable Python is an error before anything changes", {
@@ -129,7 +129,7 @@ test_that("an unsuitable Python is an error before anything changes", {
   before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
   on.exit(minhubpy:::set_environment(before))
   Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
-  refused <- function(python, message) expect_error(minhub_install("x.whl", python = python), message, fixed = TRUE, class = "minhubpy_error")
+  refused <- function(python, message) expect_error(minhub_install("x.whl", python = python, uv = FALSE), message, fixed = TRUE, class = "minhubpy_error")
   refused("/no/python", "/no/python does not exist: pass a Python 3.10 or newer with the modules venv and ensurepip")
   refused(imitation(answer = "3.8.18 older")$path, "is Python 3.8.18, which is older than 3.10: pass a Python 3.10")
   refused(imitation(answer = "3.11.2 ensurepip")$path, "lacks the module ensurepip (on Debian: apt-get install python3-venv): pass")
@@ -184,12 +184,101 @@ test_that("without a suitable Python the error lists the candidates", {
   before <- Sys.getenv("PATH", names = TRUE)
   on.exit(minhubpy:::set_environment(before))
   set_path(dirname(old))
-  condition <- tryCatch(minhub_install("x.whl"), error = identity)
+  condition <- tryCatch(minhub_install("x.whl", uv = FALSE), error = identity)
   expect_s3_class(condition, "minhubpy_error")
   expect_identical(conditionMessage(condition), paste0(
     "no Python 3.10 or newer can create a virtual environment: install one (on Debian: apt-get install python3-venv), ",
     "or pass one, minhub_install(python = \"/path/to/python3\")\nTried:\n  ", old, " is Python 3.8.18, which is older than 3.10"
   ))
   set_path()
-  expect_error(minhub_install("x.whl"), "no Python 3.10 or newer can create a virtual environment", class = "minhubpy_error")
+  expect_error(minhub_install("x.whl", uv = FALSE), "no Python 3.10 or newer can create a virtual environment", class = "minhubpy_error")
+})
+
+# A script that imitates uv. Its calls are in `log`.
+imitated_uv <- function(python, path = file.path(tempfile("uv "), "uv")) {
+  dir.create(dirname(path), recursive = TRUE, showWarnings = FALSE)
+  log <- file.path(dirname(path), "log")
+  writeLines(c(
+    "#!/bin/sh",
+    "[ \"$1\" = --version ] && echo 'uv 0.9.2 (abc 2026-01-01)' && exit",
+    paste("echo \"$@\" >>", shQuote(log)),
+    "for last; do :; done",
+    paste("[ \"$1\" = venv ] && mkdir -p \"$last/bin\" && cp", shQuote(python), "\"$last/bin/python\""),
+    "case \"$*\" in *broken*) exit 2;; esac"
+  ), path)
+  Sys.chmod(path, "755")
+  list(path = path, calls = function() readLines(log))
+}
+
+# Sets temporary folders for data and cache. Returns the previous environment variables.
+data_folders <- function() {
+  before <- Sys.getenv(c("R_USER_DATA_DIR", "R_USER_CACHE_DIR", "PATH", minhubpy:::UV_INDEX_VARIABLES), unset = NA, names = TRUE)
+  Sys.unsetenv(minhubpy:::UV_INDEX_VARIABLES)
+  Sys.setenv(R_USER_DATA_DIR = tempfile("data "), R_USER_CACHE_DIR = tempfile("cache "))
+  before
+}
+
+test_that("uv installs with the indexes of pip's configuration", {
+  needs_shell()
+  skip_if_not(Sys.info()[["sysname"]] == "Linux", "only a worker on Linux has a choice: elsewhere there is one build")
+  config <- "global.extra-index-url='https://a.example.org/simple https://b.example.org/simple'"
+  python <- imitation(answer = "3 11", config = config)
+  uv <- imitated_uv(python$path)
+  before <- data_folders()
+  on.exit(minhubpy:::set_environment(before))
+  path <- minhub_install("x.whl", python = python$path, uv = uv$path)
+  indexes <- paste(
+    "--extra-index-url https://a.example.org/simple --extra-index-url https://b.example.org/simple",
+    "--index-strategy unsafe-best-match"
+  )
+  install <- paste("pip install --python", path, indexes)
+  folder <- dirname(dirname(path))
+  expect_identical(uv$calls(), c(
+    paste("venv --quiet --python", python$path, folder), paste(install, "--no-deps x.whl"), paste(install, EXTRAS)
+  ))
+  # The user's configuration of uv has precedence.
+  Sys.setenv(UV_INDEX = "https://c.example.org/simple")
+  minhub_install("x.whl", python = python$path, uv = uv$path)
+  expect_identical(uv$calls()[5:6], paste("pip install --python", path, c("--no-deps x.whl", EXTRAS)))
+  Sys.unsetenv("UV_INDEX")
+  condition <- expect_refused(minhub_install("broken.whl", python = python$path, uv = uv$path), "uv could not install minhub_py")
+  expect_true(file.exists(path)) # the previous environment
+  # Without a configuration, the CPU build comes from PyTorch's index.
+  python <- imitation(answer = "3 11")
+  uv <- imitated_uv(python$path)
+  minhub_install("x.whl", python = python$path, uv = uv$path)
+  expect_match(uv$calls()[[3L]], "--index-url https://download.pytorch.org/whl/cpu torch$")
+})
+
+test_that("uv on the PATH is found, and installs Python if there is no new one", {
+  needs_shell()
+  old <- imitation(answer = "3 8")
+  uv <- imitated_uv(old$path)
+  before <- data_folders()
+  on.exit(minhubpy:::set_environment(before))
+  set_path(dirname(uv$path), dirname(old$path))
+  said <- testthat::capture_messages({
+    options(minhubpy.quiet = FALSE)
+    minhub_install("x.whl", torch = "cuda")
+  })
+  options(minhubpy.quiet = TRUE)
+  expect_match(paste(said, collapse = ""), "Installing with uv 0.9.2 and a Python 3.12 that uv downloads", fixed = TRUE)
+  expect_match(uv$calls()[[1L]], "venv --quiet --managed-python --python 3.12", fixed = TRUE)
+})
+
+test_that("errors without uv, Python or a network list the files to copy, and consent is required", {
+  needs_shell()
+  python <- imitation(answer = "3 8")
+  before <- data_folders()
+  on.exit(minhubpy:::set_environment(before))
+  set_path()
+  condition <- tryCatch(minhub_install("x.whl"), error = identity)
+  expect_s3_class(condition, "minhubpy_error")
+  for (part in c("no Python 3.10 or newer", "copy these files to this machine:\n1. uv-", "pip download --dest wheels")) {
+    expect_match(conditionMessage(condition), part, fixed = TRUE)
+  }
+  expect_refused(minhub_install("x.whl", uv = "/no/uv"), "/no/uv is not a program")
+  expect_refused(minhub_install("x.whl", python = python$path, uv = imitated_uv(python$path)$path), "is Python 3.8, which is older")
+  expect_refused(minhub_install("x.whl", ask = TRUE), "nothing was installed: answer y, or pass ask = FALSE")
+  expect_false(dir.exists(minhubpy:::private_virtualenv()))
 })

@@ -28,7 +28,7 @@ FORMATS = {
 EXTENSIONS = ", ".join(FORMATS)
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 BATCH_ROWS = 1024
-ROW_GROUP_BYTES = 2**25  # size of a row group in .parquet files
+ROW_GROUP_BYTES = 2**23  # size of a row group in .parquet files: waits in memory, and again while it is encoded
 
 Row = Mapping[str, Any]
 
@@ -317,7 +317,9 @@ class ParquetWriter:
         types = [*columns.items(), *((column.name, column.type) for column in results)]
         self.schema = self.pa.schema([(name, self._arrow_type(kind)) for name, kind in types])
         self.pending: list[Any] = []
-        self.file = self.pa.parquet.ParquetWriter(path, self.schema, compression="zstd")
+        # A dictionary of the numbers in vectors takes memory, and saves nothing.
+        dictionary = [name for name, kind in types if kind != "vector"]
+        self.file = self.pa.parquet.ParquetWriter(path, self.schema, compression="zstd", use_dictionary=dictionary)
 
     def _arrow_type(self, kind: Any) -> Any:
         if kind == "vector":

@@ -1,0 +1,163 @@
+"""A model with an adapter. It shares all other weights with its base, so that several adapters need little memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weights_map
+from minhub_py.adapters.config import AdapterConfig
+from minhub_py.adapters.files import Adapter, write_adapter
+from minhub_py.adapters.targets import Target, linear_targets, matches, select
+from minhub_py.config import changed
+from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
+from minhub_py.models.skeleton import skeleton
+from minhub_py.registry import architecture_of
+
+
+def attach(base: LanguageModel, adapter: Adapter) -> LanguageModel:
+    """A view of `base` with an adapter. The base is not changed.
+
+    ValueError: the base has an adapter already.
+    """
+    if is_adapted(base):
+        raise ValueError("the model has an adapter already: attach further adapters to its base, model.adapter(None)")
+    model = copy_structure(base)
+    place_saved(model, base, adapter.saved)
+    targets = linear_targets(base)
+    device = next(iter(base.buffers()), next(iter(base.parameters()), torch.empty(0))).device
+    for module, factors in adapter.factors.items():
+        factors.to(device)
+        for name, rows in targets[module].layers:
+            replace_module(model, name, LoRALinear(base.get_submodule(name), factors, rows).to(device))
+    model._base, model.attached, model.adapters = (base,), adapter, {}
+    return model.train(base.training)
+
+
+def copy_structure(module: Any, copies: dict[nn.Module, nn.Module] | None = None) -> Any:
+    """A copy of a module and its submodules that shares their parameters and buffers."""
+    copies = {} if copies is None else copies
+    if module not in copies:
+        new = copies[module] = copy(module)
+        new.__dict__ = dict(module.__dict__)
+        for name in ("_parameters", "_buffers"):
+            new.__dict__[name] = dict(module.__dict__[name])
+        new.__dict__["_modules"] = {
+            name: None if child is None else copy_structure(child, copies) for name, child in module._modules.items()
+        }
+    return copies[module]
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace a submodule."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def native_saved(base: LanguageModel, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trained copies of Hub tensors under native names."""
+    config: Any = base.config
+    table = weights_map.table_of(architecture_of(config.to_hub()["model_type"]).model_type, config)
+    native: dict[str, Tensor] = {}
+    for name, tensor in saved.items():
+        match = table.find(name, "hub")
+        assert match is not None
+        _, row, indices = match
+        values = (getattr(config, row.operation.setting),) if row.operation.setting else ()
+        native |= dict(zip(row.names("native", indices), row.operation.to_native([tensor], *values), strict=True))
+    return native
+
+
+def adapted_config(base: LanguageModel, native: Mapping[str, Tensor]) -> ModelConfig:
+    """The config of a model with trained copies: a tied head with a copy is untied, as in PEFT."""
+    known = {name for name, _ in base.named_modules()}
+    if all(name.rpartition(".")[0] in known for name in native):
+        return base.config
+    config: ModelConfig = changed(base.config, {"tie_word_embeddings": False})
+    return config
+
+
+def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, Tensor]) -> None:
+    """Replace the tensors that have trained copies."""
+    native = native_saved(base, saved)
+    like = next(base.parameters())
+    model.config = adapted_config(base, native)
+    if model.config is not base.config:
+        fresh, known = skeleton(type(base), model.config), {name for name, _ in model.named_modules()}
+        for path in sorted({name.rpartition(".")[0] for name in native} - known):
+            replace_module(model, path, fresh.get_submodule(path))
+    for name, tensor in native.items():
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if leaf not in module._parameters:
+            module = plain_layer(model, path, module)
+        module._parameters[leaf] = nn.Parameter(tensor.to(like.device, like.dtype).contiguous())
+
+
+def plain_layer(model: LanguageModel, path: str, module: Any) -> nn.Module:
+    """Replace a quantized layer by a plain one, for its trained copy."""
+    rows, columns = module.shape
+    if hasattr(module, "bias"):
+        layer: Any = nn.Linear(columns, rows, bias=module.bias is not None, device="meta")
+        layer.bias = module.bias
+    else:
+        layer = nn.Embedding(rows, columns, device="meta")
+    replace_module(model, path, layer)
+    return layer  # type: ignore[no-any-return]
+
+
+def new_adapter(base: LanguageModel, config: AdapterConfig, seed: int) -> Adapter:
+    """A new adapter that leaves the model unchanged. ValueError: the settings select no linear layer."""
+    targets = linear_targets(base)
+    model_type = base.config.to_hub()["model_type"]
+    generator = torch.Generator().manual_seed(seed)
+    adapter = Adapter(config)
+    selected = select(config, targets, model_type)
+    adapter.config = replace(config, target_modules=short_names(selected, targets))
+    for module in selected:
+        rows, columns = targets[module].shape
+        magnitude = row_norms(base, targets[module]) if config.use_dora else None
+        adapter.factors[module] = new_factors(
+            columns, rows, config.rank(module), config.scale(module), generator, config.lora_dropout, magnitude
+        )
+    return adapter
+
+
+def short_names(selected: Sequence[str], targets: Iterable[str]) -> tuple[str, ...]:
+    """Names for target_modules: the last parts of the names, or full names if these also match other modules."""
+    ends = tuple(sorted({name.rpartition(".")[2] for name in selected}))
+    return ends if [name for name in targets if matches(ends, name)] == list(selected) else tuple(sorted(selected))
+
+
+@torch.no_grad()
+def row_norms(base: LanguageModel, target: Target) -> Tensor:
+    """‖W‖ of each row of a Hub module's weight."""
+    norms = torch.empty(target.shape[0])
+    for name, rows in target.layers:
+        weight: Tensor = base.get_submodule(name).weight  # type: ignore[assignment]
+        norms[slice(None) if rows is None else rows] = weight.float().norm(dim=1).cpu()
+    return norms
+
+
+def save_adapter(model: LanguageModel, folder: str | Path) -> None:
+    """Save the adapter of a model in PEFT's format: adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        model: A model with an adapter, from `from_pretrained(…, adapter=…)`, `model.adapter(…)` or `train(…, lora=…)`.
+        folder: The folder to write to. It is created if it does not exist.
+
+    Raises:
+        ValueError: The model has no adapter.
+        OSError: The folder cannot be written.
+    """
+    adapter = getattr(model, "attached", None)
+    if adapter is None:
+        raise ValueError("the model has no adapter: use save_pretrained() to save a complete model")
+    assert model.base is not None
+    targets = linear_targets(model.base)
+    write_adapter(Path(folder), adapter, transposed=any(targets[name].transposed for name in adapter.factors))

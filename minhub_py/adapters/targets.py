@@ -1,0 +1,129 @@
+"""The linear layers of a model under the names of their Hub modules, and the choice of an adapter's targets."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weights_map
+from minhub_py.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.skeleton import skeleton
+from minhub_py.registry import architecture_of
+from weights_map.engine import Conversion, transpose
+
+# The segment before the number of a layer in a module's name.
+NUMBERED = re.compile(r"\.([^.]+)\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A Hub module and the native layers that contain its rows.
+
+    shape: (rows, columns) of the Hub's weight as outputs and inputs.
+    layers: the native layers, each with the Hub row of each of its outputs, or None if the rows are the same.
+    """
+
+    module: str
+    shape: tuple[int, int]
+    layers: tuple[tuple[str, Tensor | None], ...]
+    is_head: bool
+    transposed: bool
+
+
+def conversions_of(model: LanguageModel) -> list[Conversion]:
+    """The conversions from native to Hub tensors, for the names of an unmodified model with this config."""
+    config: Any = model.config
+    architecture = architecture_of(config.to_hub()["model_type"])
+    return weights_map.to_hub(architecture.model_type, skeleton(type(model), config).state_dict(), config).conversions
+
+
+def linear_targets(model: LanguageModel) -> dict[str, Target]:
+    """All linear layers by the names of their Hub modules."""
+    bare = skeleton(type(model), model.config)
+    layers = {f"{name}.weight": module for name, module in bare.named_modules() if type(module) is nn.Linear}
+    heads = head_names(bare)
+    targets = {}
+    for conversion in conversions_of(model):
+        if len(conversion.targets) != 1 or not set(conversion.sources) <= layers.keys():
+            continue
+        [hub] = conversion.targets
+        modules = [layers[name] for name in conversion.sources]
+        rows = sum(module.out_features for module in modules)
+        numbers = native_rows(conversion, torch.arange(rows).unsqueeze(1))
+        same = len(numbers) == 1 and bool((numbers[0][:, 0] == torch.arange(rows)).all())
+        targets[hub.removesuffix(".weight")] = Target(
+            hub.removesuffix(".weight"), (rows, modules[0].in_features),
+            tuple((name.removesuffix(".weight"), None if same else number[:, 0].contiguous())
+                  for name, number in zip(conversion.sources, numbers, strict=True)),
+            any(name.removesuffix(".weight") in heads for name in conversion.sources),
+            conversion.operation is transpose,
+        )  # fmt: skip
+    return targets
+
+
+def native_rows(conversion: Conversion, tensor: Tensor) -> list[Tensor]:
+    """The native parts of a tensor whose rows are the outputs of a Hub module."""
+    if conversion.operation is transpose:
+        return [tensor]
+    return list(conversion.operation.to_native([tensor], *conversion.values))
+
+
+def head_names(model: nn.Module) -> set[str]:
+    """Native names of output layers, which "all-linear" excludes: the LM head, and the head of an encoder."""
+    names = {name for name in ("lm_head", "embed_out") if getattr(model, name, None) is not None}
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Module):
+        names |= {f"head.{name}".rstrip(".") for name, module in head.named_modules() if isinstance(module, nn.Linear)}
+    return names
+
+
+def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str) -> list[str]:
+    """The Hub modules that an adapter changes, in the order of the model.
+
+    ValueError: target_modules is missing and has no default, or matches no linear layer.
+    """
+    wanted = config.target_modules
+    if wanted is None:
+        if model_type not in DEFAULT_TARGETS:
+            raise ValueError(f"target_modules is required for {model_type}: give names of modules or {ALL_LINEAR!r}")
+        wanted = DEFAULT_TARGETS[model_type]
+    selected = [
+        name for name, target in targets.items()
+        if (not target.is_head if wanted == ALL_LINEAR else matches(wanted, name))
+        and not (config.exclude_modules and matches(config.exclude_modules, name))
+        and not (config.modules_to_save and matches(config.modules_to_save, name))
+        and is_in_layers(config, name)
+    ]  # fmt: skip
+    if not selected:
+        shown = wanted if isinstance(wanted, str) else ", ".join(wanted)
+        ends = sorted({name.rpartition(".")[2] for name in targets})
+        raise ValueError(f"target_modules {shown} matches no linear layer of the model: it has {', '.join(ends)}")
+    return selected
+
+
+def matches(wanted: Collection[str] | str, name: str) -> bool:
+    """Whether a name is one of the names, or ends with one after a dot; a text is a regular expression."""
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, name) is not None
+    return any(name == key or name.endswith(f".{key}") for key in wanted)
+
+
+def is_in_layers(config: AdapterConfig, name: str) -> bool:
+    """Whether layers_to_transform includes a module's layer. As in PEFT, full names in target_modules ignore it."""
+    layers, wanted = config.layers_to_transform, config.target_modules
+    if layers is None or (isinstance(wanted, tuple) and name in wanted):
+        return True
+    found = NUMBERED.findall(name)
+    if config.layers_pattern:
+        found = [(prefix, number) for prefix, number in found if prefix in config.layers_pattern]
+    return bool(found) and int(found[0][1]) in layers
+
+
+def brief(names: Iterable[str]) -> str:
+    """The first six names, and the number of further ones."""
+    names = sorted(names)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -1,0 +1,279 @@
+"""Export of a checkpoint as a GGUF file, readable by llama.cpp and by this package.
+
+The names of settings and tensors are those of the weight tables (weights_map/gguf.py), in the opposite direction of
+checkpoints/gguf.py. The package gguf writes the file and quantizes rows; K-quants are in export/k_quants.py.
+
+Sources: ggml's docs/gguf.md; llama.cpp's converters and, for the types of tensors, its llama-quant.cpp.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import weights_map
+from minhub_py.checkpoints.gguf import GGUFCheckpoint
+from minhub_py.checkpoints.gguf_header import package
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.config import read
+from minhub_py.export.gguf_tokenizer import tokenizer_pairs
+from minhub_py.models import rotary
+from minhub_py.pretrained import fit, with_values
+from minhub_py.registry import architecture_of
+from weights_map.engine import Mapped
+from weights_map.gguf import GGUFArchitecture
+
+# Types of matrices, and their numbers as general.file_type.
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_0": 2, "Q4_1": 3}
+# Settings of rope_parameters -> keys.
+SCALING = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+ALIGNMENT = 32
+
+
+def write_gguf(
+    checkpoint: Checkpoint, out: Path, type: str = "F16", progress: Callable[[int, int], object] | None = None
+) -> None:
+    """Write a checkpoint, with its config and tokenizer, as one GGUF file, and replace `out`.
+
+    Args:
+        checkpoint: The checkpoint.
+        out: The file.
+        type: Type of the matrices, a key of `FILE_TYPES`; vectors are F32. A matrix whose rows are not a multiple of
+            the block size is F16.
+        progress: Called with the number of written tensors and the total.
+
+    Raises:
+        ValueError: llama.cpp has no architecture, setting or tokenizer of this kind, or the checkpoint is corrupt.
+        OSError: The disk is full or not writable.
+    """
+    gguf = package()
+    _, model, meta = fit(checkpoint)
+    config = model.config.to_hub()
+    if config.get("num_key_value_heads", 1) is None:
+        config["num_key_value_heads"] = config["num_attention_heads"]
+    architecture = gguf_architecture_of(config["model_type"])
+    table = weights_map.tables[architecture_of(architecture.model_type).model_type]
+    hub = Mapped(table, meta, "native", model.config)
+    names = Mapped(architecture.table, hub, "native", SimpleNamespace(**config))
+    shapes = dict(names)
+    tensors = names.over(hub.over(with_values(meta, Released(checkpoint))))
+    pairs = {"general.architecture": architecture.name, "general.name": out.stem,
+             "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
+    pairs |= {f"{architecture.name}.{key}": value for key, value in settings_of(architecture, model.config).items()}
+    pairs |= tokenizer_pairs(checkpoint, config)
+    extra = frequency_factors(model.config)
+    partial = out.with_name(f".{out.name}.partial")
+    writer = gguf.GGUFWriter(None, architecture.name)
+    writer.kv_data[0].clear()
+    for key, value in pairs.items():
+        add_pair(writer, key, value)
+    types = {name: type_of(tensor, type) for name, tensor in {**shapes, **extra}.items()}
+    for name, tensor in {**shapes, **extra}.items():
+        kind = gguf.GGMLQuantizationType[types[name]]
+        row_bytes = gguf.quants.quant_shape_to_byte_shape(tuple(tensor.shape), kind)
+        writer.add_tensor_info(
+            name, row_bytes if kind > 1 else tuple(tensor.shape), np.dtype(np.uint8 if kind > 1 else np.float32),
+            int(np.prod(row_bytes)), raw_dtype=kind,
+        )  # fmt: skip
+    try:
+        writer.path = partial
+        writer.write_header_to_file(partial)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for number, name in enumerate(types):
+            tensor = extra[name] if name in extra else tensors[name]
+            writer.write_tensor_data(quantized(tensor, types[name]))
+            if progress is not None:
+                progress(number + 1, len(types))
+        writer.close()
+        check_settings(partial, model.config)
+        os.replace(partial, out)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+
+
+def check_settings(path: Path, config: Any) -> None:
+    """ValueError: the file, as this package reads it, lacks a setting of the model."""
+    written = GGUFCheckpoint(path)
+    again = read(architecture_of(written.config["model_type"]).Config, written.config)
+    actual, expected = effective(again), effective(config)
+    if names := [name for name in expected if not same(actual.get(name), expected[name])]:
+        raise ValueError(
+            f"llama.cpp's {written.architecture.name} has no setting for {', '.join(names)} of this model "
+            f"({expected[names[0]]!r:.80})"
+        )
+
+
+def effective(config: Any) -> dict[str, Any]:
+    """The settings that change the logits, in a form that does not depend on the model type."""
+    ignored = {"architectures", "model_type", "initializer_range", "n_inner", "bos_token_id", "eos_token_id",
+               "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon"}  # fmt: skip
+    structure = getattr(config, "structure", None)
+    if structure is None:
+        settings = config.to_hub()
+        if "num_key_value_heads" in settings:
+            settings["num_key_value_heads"] = settings["num_key_value_heads"] or settings["num_attention_heads"]
+    else:
+        settings = {field.name: getattr(structure, field.name) for field in fields(structure)}
+        settings["hidden_act"], context = config.hidden_act, config.context_length
+        settings["windows"] = [None if window and window >= context else window for window in structure.windows]
+        ropes = [rope and rotary.rope_of(rope, structure.rotated) for rope in structure.ropes]
+        settings["ropes"] = [rope and (rope.frequencies, rope.short, rope.amplitude) for rope in ropes]
+    settings |= {"context_length": config.context_length, "tie_word_embeddings": config.tie_word_embeddings}
+    return {name: value for name, value in settings.items()
+            if name not in ignored and not name.endswith(("drop", "dropout"))}  # fmt: skip
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two settings are equal within the precision of float32."""
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, float) and isinstance(second, float | int):
+        return math.isclose(first, second, rel_tol=1e-4)
+    return bool(first == second)
+
+
+class Released(Mapping[str, Tensor]):
+    """A checkpoint that closes its files after each tensor, so that only one is in memory."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not isinstance(self.checkpoint, GGUFCheckpoint):  # its tensors are views of the mapped file
+            self.checkpoint.release()
+        return self.checkpoint[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.checkpoint)
+
+    def __len__(self) -> int:
+        return len(self.checkpoint)
+
+
+def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
+    """The architecture of GGUF for config.json's model_type. ValueError: llama.cpp has none, or it is not known."""
+    for architecture in weights_map.gguf_architectures.values():
+        if model_type in (architecture.model_types or (architecture.model_type,)):
+            return architecture
+    known = sorted({name for architecture in weights_map.gguf_architectures.values()
+                    for name in architecture.model_types or (architecture.model_type,)})  # fmt: skip
+    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
+
+
+def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
+    """The keys after "<architecture>." and their values."""
+    hub = config.to_hub()
+    rope = rope_of(hub)
+    heads = hub[architecture.settings["attention.head_count"]]
+    width = hub[architecture.settings["embedding_length"]]
+    size = hub.get("head_dim") or width // heads
+    derived = {
+        "attention.head_count_kv": heads, "attention.key_length": size, "feed_forward_length": 4 * width,
+        "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
+    }  # fmt: skip
+    keys = {}
+    for key, name in architecture.settings.items():
+        value = None if name in ("partial_rotary_factor", "attention_factor") else hub.get(name)
+        value = derived.get(key) if value is None else value
+        if value is not None:
+            keys[key] = value
+    keys["vocab_size"] = hub["vocab_size"]
+    if "attention.key_length" in keys:
+        keys["attention.value_length"] = size
+    if architecture.name == "llama":
+        keys["rope.dimension_count"] = size
+    if rope:
+        keys |= rope_keys(rope)
+    keys |= {"attention.causal": False} if architecture.required.get("attention.causal") is False else {}
+    keys |= architecture.encode(hub)
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def rope_of(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope_parameters, of the layers with full attention if they differ; {} without rotary embeddings."""
+    rope = hub.get("rope_parameters") or {}
+    return dict(rope.get("full_attention", rope))
+
+
+def rope_keys(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of rotary embeddings. ValueError: llama.cpp has no such setting."""
+    keys: dict[str, Any] = {"rope.freq_base": float(rope["rope_theta"])}
+    kind = rope["rope_type"]
+    if kind in ("linear", "yarn"):
+        keys["rope.scaling.type"] = kind
+        keys |= {key: rope[name] for name, key in SCALING.items() if rope.get(name) is not None}
+    if kind == "longrope":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        keys["rope.scaling.attn_factor"] = rotary.rope_of(rope, 2 * len(rope["long_factor"])).amplitude
+    usual = {"rope_type": "yarn", **{name: rope[name] for name in ("rope_theta", "factor") if name in rope},
+             "original_max_position_embeddings": 1}  # fmt: skip
+    if kind == "yarn" and rotary.rope_of(rope, 4).amplitude != rotary.rope_of(usual, 4).amplitude:
+        raise ValueError("llama.cpp has yarn with its usual attention_factor only")
+    if rope.get("llama_4_scaling_beta"):
+        raise ValueError("llama.cpp's llama has no llama_4_scaling_beta")
+    return keys
+
+
+def frequency_factors(config: Any) -> dict[str, Tensor]:
+    """Tensors with divisors of the rotary frequencies: Llama 3's, or both sets of longrope."""
+    rope = rope_of(config.to_hub())
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{name}.weight": torch.tensor(rope[f"{name}_factor"]) for name in ("long", "short")}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    size = config.head_size
+    scaled = rotary.rope_of(rope, size).frequencies
+    default = rotary.rope_of({"rope_type": "default", "rope_theta": rope["rope_theta"]}, size).frequencies
+    return {"rope_freqs.weight": torch.tensor(default) / torch.tensor(scaled)}
+
+
+def type_of(tensor: Tensor, type: str) -> str:
+    """The type of a tensor in a file of this type."""
+    if tensor.dim() < 2 or type == "F32":
+        return "F32"
+    block, _ = package().GGML_QUANT_SIZES[package().GGMLQuantizationType[type]]
+    return type if tensor.size(-1) % block == 0 else "F16"
+
+
+def quantized(tensor: Tensor, type: str) -> "np.ndarray[Any, Any]":
+    """The rows of a tensor in a type of the file."""
+    gguf = package()
+    values = tensor.detach().to(torch.float32).contiguous().numpy()
+    if not np.isfinite(values).all():
+        raise ValueError("a weight is not finite: run `minhub verify` on the checkpoint")
+    return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type])
+
+
+def add_pair(writer: Any, key: str, value: Any) -> None:
+    """Add a key with the type that llama.cpp expects."""
+    types = package().GGUFValueType
+    if isinstance(value, bool):
+        writer.add_key_value(key, value, types.BOOL)
+    elif isinstance(value, int):
+        writer.add_key_value(key, value, types.UINT32)
+    elif isinstance(value, float):
+        writer.add_key_value(key, value, types.FLOAT32)
+    elif isinstance(value, str):
+        writer.add_key_value(key, value, types.STRING)
+    elif isinstance(value, np.ndarray):
+        number = {"f": types.FLOAT32, "i": types.INT32, "u": types.UINT8 if value.itemsize == 1 else types.UINT32}
+        writer.add_key_value(key, value.tolist(), types.ARRAY, sub_type=number[value.dtype.kind])
+    else:
+        kind = types.STRING if isinstance(value[0], str) else types.BOOL if isinstance(value[0], bool) else types.UINT32
+        writer.add_key_value(key, list(value), types.ARRAY, sub_type=kind)

@@ -1,0 +1,146 @@
+"""Requests that load, unload, download and delete models.
+
+Sources: Ollama's /api/pull and /api/delete, and llama.cpp's /models/load and /models/unload.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from minhub_py.checkpoints import cache, hub, transfer
+from minhub_py.serve.catalog import in_daemon_thread
+from minhub_py.serve.server import Server, server_of
+from minhub_py.serve.streaming import json_line
+from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.system.printable import gist
+
+STEPS = 200  # maximum number of lines about a file
+
+
+class CancelledDownloadError(Exception):
+    """The client has closed its connection."""
+
+
+async def load(request: HTTPRequest) -> Response:
+    """POST /models/load: load a model, and wait until it is loaded."""
+    server = server_of(request)
+    fields = await server.read(request)
+    await server.model_for(request, name_in(fields))
+    return JSONResponse({"success": True})
+
+
+async def unload(request: HTTPRequest) -> Response:
+    """POST /models/unload: unload a model without unfinished requests."""
+    server = server_of(request)
+    fields = await server.read(request)
+    await server.models.unload(name_in(fields))
+    return JSONResponse({"success": True})
+
+
+async def pull(request: HTTPRequest) -> Response:
+    """POST /api/pull: download a model to the cache, with progress. A repeated request continues the download."""
+    server = server_of(request)
+    fields = await server.read(request)
+    check_pull(server)
+    name = name_in(fields).removesuffix(":latest")
+    download = Download(name)
+    if fields.boolean("stream", True):
+        return StreamingResponse(download.lines(), media_type="application/x-ndjson")
+    [*_, last] = [event async for event in download.events()]
+    if "error" in last:
+        raise RequestError(500, last["error"], "pull_failed", "model")
+    return JSONResponse(last)
+
+
+async def delete(request: HTTPRequest) -> Response:
+    """DELETE /api/delete: delete a model from the cache."""
+    server = server_of(request)
+    fields = await server.read(request)
+    check_pull(server)
+    name = name_in(fields).removesuffix(":latest")
+    with suppress(RequestError):  # a model that is in the cache, but that the server cannot load
+        await server.models.find(name)
+        await server.models.unload(name)
+    if (entry := server.models.entries.get(name)) is not None and entry.served is not None:
+        raise RequestError(409, f"{name} is in use: try again later", "busy", "model")
+    try:
+        await asyncio.to_thread(lambda: cache.delete(cache.plan_deletion(name)))
+    except FileNotFoundError as error:
+        raise RequestError(404, str(error), "model_not_found", "model") from error
+    except ValueError as error:
+        raise invalid(str(error), "model") from error
+    return Response(status_code=200)
+
+
+def name_in(fields: Fields) -> str:
+    """The name of the model. RequestError: it is missing."""
+    name = fields.string("model") or fields.string("name")
+    if not name:
+        raise invalid("model is missing: add the name of a model", "model")
+    return name
+
+
+def check_pull(server: Server) -> None:
+    """RequestError: the server does not allow changes of the cache."""
+    if not server.allow_pull:
+        raise RequestError(403, "the server does not download or delete models: start it with --allow-pull", "pull")
+
+
+class Download:
+    """A download of a repository, or of one GGUF file of it, in a thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cancelled = threading.Event()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Ollama's lines of progress. An error is the last line, because the response has already begun."""
+        async for event in self.events():
+            yield json_line(event)
+
+    async def events(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Progress of the download. Closing the generator cancels it; its files are kept for the next attempt."""
+        queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def send(event: Mapping[str, Any] | None) -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        task = asyncio.create_task(in_daemon_thread(lambda: self._run(send)))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            await task
+        finally:
+            self.cancelled.set()
+
+    def _run(self, send: Callable[[Mapping[str, Any] | None], None]) -> None:
+        previous = ("", 0)
+
+        def report(file: str, count: int, total: int) -> None:
+            nonlocal previous
+            if self.cancelled.is_set():
+                raise CancelledDownloadError
+            if total and (previous[0] != file or count == total or count - previous[1] >= total / STEPS):
+                previous = (file, count)
+                send({"status": f"pulling {file}", "digest": file, "total": total, "completed": count})
+            elif file and not total:  # a reason to wait
+                send({"status": file})
+
+        transfer.listener.set(report)
+        try:
+            send({"status": "pulling manifest"})
+            hub.download(hub.plan_download(self.name), progress=True)
+            send({"status": "success"})
+        except CancelledDownloadError:
+            pass
+        except (OSError, ValueError) as error:
+            send({"error": gist(error)})
+        finally:
+            send(None)

@@ -1,0 +1,67 @@
+"""Minimal pairs and test suites."""
+
+from typing import Any
+
+import numpy as np
+
+from r_bridge.convert import Frame, character, scalar
+from r_bridge.methods.labels import plain
+from r_bridge.methods.text import find_tokenizer
+from r_bridge.objects import Model, Session, Tokenizer
+
+
+def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
+    """The pairs of BLiMP's files as a frame; an empty list for the suites of SyntaxGym."""
+    from pathlib import Path
+
+    from minhub_py.analysis.minimal_pairs import BAD, GOOD, phenomenon_key, read_files
+
+    records, suites = read_files(Path(path))
+    if records and suites:
+        raise ValueError("pairs contains .jsonl files of pairs and .json files of suites: pass one kind at a time")
+    if suites:
+        return {}
+    key = phenomenon_key(records, by)
+    frame = {"phenomenon": [str(record[key]) for record in records]}
+    frame |= {name: [record[name] for record in records] for name in (GOOD, BAD)}
+    return {"pairs": Frame({name: character(values) for name, values in frame.items()})}
+
+
+def pair_logprobs(session: Session, model: Model, good: Any, bad: Any, bos: Any, tokenizer: Tokenizer | None) -> Frame:
+    """The log-probabilities of the sentences of each pair, with NA for missing sentences."""
+    from minhub_py.analysis.minimal_pairs import sentence_logprobs
+    from minhub_py.analysis.surprisal import refuse_encoder_decoder
+    from minhub_py.inference.arguments import decoder_of
+
+    decoder_of(model.module, "minimal_pairs()")
+    refuse_encoder_decoder(model.module)
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    sentences = [text or "" for text in [*(good or []), *(bad or [])]]
+    values = np.array(sentence_logprobs(model.module, tok, sentences, scalar(bos, bool), session.progress))
+    first, second = values[: len(values) // 2], values[len(values) // 2 :]
+    columns = {"logprob_good": first, "logprob_bad": second, "difference": first - second}
+    return Frame({name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in columns.items()})
+
+
+def suite_results(session: Session, model: Model, path: str, bos: Any, tokenizer: Tokenizer | None) -> Frame:
+    """The result of each item and prediction of SyntaxGym's suites."""
+    from minhub_py.analysis.minimal_pairs import minimal_pairs
+
+    tok = find_tokenizer(model, tokenizer, needed=True)
+    columns = minimal_pairs(model.module, tok, path, bos=scalar(bos, bool), progress=session.progress).columns
+    return Frame({
+        "phenomenon": character(columns["phenomenon"]), "item": character(map(str, columns["item"])),
+        "formula": character(columns["formula"]), "correct": np.array(columns["correct"], bool),
+    })  # fmt: skip
+
+
+def pair_accuracies(session: Session, phenomenon: Any, correct: Any) -> Frame:
+    """The accuracy of each phenomenon with its interval."""
+    from minhub_py.analysis.minimal_pairs import accuracies
+
+    columns = accuracies(list(phenomenon or []), plain(correct))
+    numbers = {name: np.array(columns[name], float) for name in ("accuracy", "lower", "upper")}
+    return Frame({
+        "phenomenon": character(columns["phenomenon"]), "n": np.array(columns["n"], np.int32),
+        **{name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in numbers.items()},
+    })  # fmt: skip

@@ -1,0 +1,111 @@
+#' Measure the accuracy on minimal pairs
+#'
+#' Computes how often a model prefers the acceptable sentence of a minimal pair, or
+#' fulfils the predictions of a test suite.
+#'
+#' A pair is correct if the log-probability of the complete first sentence is
+#' larger, as in BLiMP (Warstadt et al. 2020); a tie is not correct. For the suites
+#' of SyntaxGym (Gauthier et al. 2020), formulas compare the surprisals, in bits, of
+#' the regions of an item's conditions.
+#'
+#' @inheritParams generate
+#' @inheritParams word_logprobs
+#' @param pairs A data frame with the columns `sentence_good` and `sentence_bad`, the
+#'   path of a file of BLiMP (.jsonl) or of a suite of SyntaxGym (.json), or of a
+#'   folder with such files.
+#' @param by The name of the column or key of the phenomenon. `NULL`: `UID`,
+#'   `phenomenon`, `linguistics_term` or `field`, otherwise the file.
+#' @param bos Whether sentences begin after the beginning-of-sequence token. `NULL`:
+#'   if the model has one. Otherwise, the first token is not scored.
+#' @param resume For pairs: the path of an .rds file, see [word_logprobs()].
+#' @param x The result.
+#' @param main The title of the plot.
+#' @param col The colors of the phenomena and of all pairs.
+#' @param ... For plots, graphical parameters. Otherwise not used.
+#' @returns An object of class `minhub_pairs`, a list with `accuracy` (a data frame
+#'   with the columns phenomenon, n, accuracy, lower and upper, which are the limits
+#'   of Wilson's 95 % interval; the last row contains all pairs) and `pairs` (a data
+#'   frame with one row per pair and the columns phenomenon, sentence_good,
+#'   sentence_bad, logprob_good, logprob_bad, difference and correct; for suites,
+#'   one row per item and prediction with phenomenon, item, formula and correct).
+#' @family functions for predictability
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' minimal_pairs(model, data.frame(
+#'   sentence_good = c("My lord speaks.", "The king is dead."),
+#'   sentence_bad = c("My lord speak.", "The king are dead.")
+#' ))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+minimal_pairs <- function(model, pairs, by = NULL, bos = NULL, tokenizer = NULL, resume = NULL) {
+  model <- check_model(model)
+  by <- optional(by, string, "by")
+  bos <- optional(bos, flag, "bos")
+  tokenizer <- check_tokenizer(tokenizer)
+  if (is.data.frame(pairs)) {
+    name <- if (is.null(by)) intersect(c("UID", "phenomenon", "linguistics_term", "field"), names(pairs))[1L] else by
+    phenomenon <- if (is.na(name)) rep("all", nrow(pairs)) else as.character(column_of(pairs, name))
+    good <- check_words(pairs, "sentence_good", "pairs")
+    bad <- check_words(pairs, "sentence_bad", "pairs")
+  } else {
+    path <- normalizePath(string(pairs), mustWork = FALSE)
+    read <- ask("read_pairs", path = path, by = by)$pairs
+    if (is.null(read)) {
+      if (!is.null(resume)) fail("resume is for pairs: a suite takes seconds")
+      result <- ask("suite_results", model = model, path = path, bos = bos, tokenizer = tokenizer, on_event = show_progress())
+      return(pairs_of(result))
+    }
+    phenomenon <- read$phenomenon
+    good <- read$sentence_good
+    bad <- read$sentence_bad
+  }
+  job <- list(call = "minimal_pairs", model = model, good = good, bad = bad, bos = bos, tokenizer = tokenizer)
+  result <- in_parts(seq_along(good), resume, job, function(rows, on_event) {
+    ask("pair_logprobs", model = model, good = good[rows], bad = bad[rows], bos = bos, tokenizer = tokenizer, on_event = on_event)
+  })
+  pairs_of(data.frame(
+    phenomenon = phenomenon, sentence_good = good, sentence_bad = bad, result, correct = result$difference > 0,
+    stringsAsFactors = FALSE
+  ))
+}
+
+pairs_of <- function(rows) {
+  accuracy <- ask("pair_accuracies", phenomenon = rows$phenomenon, correct = rows$correct)
+  structure(list(accuracy = accuracy, pairs = rows), class = "minhub_pairs")
+}
+
+#' @rdname minimal_pairs
+#' @export
+print.minhub_pairs <- function(x, ...) {
+  cat("Minimal pairs: ", nrow(x$pairs), if (is.null(x$pairs$item)) " pairs" else " items and predictions", "\n", sep = "")
+  print(x$accuracy, digits = 3, row.names = FALSE)
+  invisible(x)
+}
+
+#' @rdname minimal_pairs
+#' @export
+as.data.frame.minhub_pairs <- function(x, ...) x$accuracy
+
+#' @rdname minimal_pairs
+#' @export
+plot.minhub_pairs <- function(x, main = "Accuracy on minimal pairs", col = c("#0072B2", "#D55E00"), ...) {
+  col <- rep_len(check_color(col), 2L)
+  draw_panels(main, function(i) draw_accuracy(x$accuracy, col), ...)
+  invisible(x)
+}
+
+draw_accuracy <- function(accuracy, col) {
+  n <- nrow(accuracy)
+  order <- if (n > 1L) c(order(-accuracy$accuracy[-n]), n) else 1L
+  rows <- accuracy[order, ]
+  labels <- paste0(shorten(rows$phenomenon, 40L), " (", rows$n, ")")
+  set_margins(left = text_width(labels, 1) + 0.25, bottom = lines_high(4.2), right = 0.2)
+  graphics::plot.window(c(0, 1), c(n + 0.5, 0.5))
+  graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
+  graphics::abline(v = 0.5, col = "grey70", lty = 2L)
+  colors <- c(rep(col[[1L]], n - 1L), col[[if (n > 1L) 2L else 1L]])
+  graphics::segments(rows$lower, seq_len(n), rows$upper, seq_len(n), col = colors, lwd = 2)
+  graphics::points(rows$accuracy, seq_len(n), pch = 16L, col = colors)
+  token_text(graphics::par("usr")[[1L]] - graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5))
+  footer("95 % intervals; dashed: chance")
+}

@@ -1,0 +1,129 @@
+"""Files written as GGUF, read again: the same settings and weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from commands import done, failed
+from gguf_cases import WORDS, trained
+from random_weights import draw
+from references import ids_of, random_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from minhub_py import from_pretrained, gemma3, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.gguf_header import read_header
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.export.gguf import write_gguf
+
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+# One of each architecture of GGUF, and those with settings of their own.
+WRITTEN = (
+    "gpt2", "llama-biases", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi",
+    "phi3", "phi3-part", "phi3-short", "smollm3", "granite", "granitemoehybrid", "olmo2", "olmo3",
+    "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
+    "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
+)  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_files_have_the_settings_and_weights(name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    again = from_pretrained(tmp_path / "model.gguf", device="cpu")
+    ids = ids_of(1, 30)
+    expected = model(ids)
+    assert (again(ids) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_written_gemma3_has_its_windows_and_rotations(tmp_path: Path) -> None:
+    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 7, "head_dim": 8}
+    model = gemma3(**small, num_attention_heads=4, num_key_value_heads=2, query_pre_attn_scalar=8, sliding_window=6)
+    draw(model)
+    save_pretrained(model.eval(), tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    ids = ids_of(1, 30)
+    expected = model(ids)
+    actual = from_pretrained(tmp_path / "model.gguf", device="cpu")(ids)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+REFUSED = {
+    "exaone4": "windows in models with 64 layers only",
+    "ernie4_5-biases": "has no biases",
+    "seed_oss-biases": "biases of q, k and v only",
+    "olmo3-types": "has no biases of attention",
+    "cohere-norms": "shares the weight of its embedding and head",
+    "smollm3-layers": "no rotary embedding in each fourth layer only",
+    "granitemoehybrid-no-positions": "has rotary embeddings in all layers",
+    "mistral-window": "llama.cpp's llama has no setting for windows of this model",
+    "starcoder2-window": "has no setting for windows",
+    "llama-gelu": "has no setting for hidden_act",
+    "opt": "a model of the type opt cannot be written as GGUF; possible are",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_gguf_lacks_are_rejected(name: str, tmp_path: Path) -> None:
+    save_pretrained(random_model(name), tmp_path / "hub")
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"]
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) -> None:
+    """The tokenizer of the file splits and joins as the tokenizer of the folder."""
+    tokenizer = trained(pre)
+    small = {"vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    save_pretrained(llama(**small, num_attention_heads=2, eos_token_id=[0, 5]), tmp_path / "hub", tokenizer)
+    (tmp_path / "hub" / "chat_template.jinja").write_text("{{ messages }}")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F16")
+    header = read_header(tmp_path / "model.gguf").metadata
+    assert (header["tokenizer.ggml.pre"], header["tokenizer.chat_template"]) == (pre, "{{ messages }}")
+    assert (header["tokenizer.ggml.eos_token_id"], header["tokenizer.ggml.eot_token_id"]) == (0, 5)
+    again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
+    for text in ("It's 1234 roses!\n\n  <x>  and <|im_start|>more", "\u00e9te\u0301 HelloWorld"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert again.encode(text, add_special_tokens=False).ids == ids
+        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:
+    model = llama(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    vocabulary = {letter: id for id, letter in enumerate(sorted(ALPHABET))}
+    words = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("isolated"), pre_tokenizers.ByteLevel(False)])
+    for kind, message in ((models.BPE(vocabulary, []), "by none of"), (models.WordLevel(vocabulary, "a"), "WordLevel")):
+        tokenizer = Tokenizer(kind)
+        tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
+        save_pretrained(model, tmp_path / message, tokenizer)
+        with pytest.raises(ValueError, match=message):
+            write_gguf(Checkpoint(tmp_path / message), tmp_path / "model.gguf")
+
+
+def test_command_writes_files_that_are_written_again(tmp_path: Path) -> None:
+    """A file becomes another type without loss of its settings; the tokenizer is copied."""
+    save_pretrained(random_model("qwen3-tied"), tmp_path / "hub")
+    file, again = tmp_path / "model.gguf", tmp_path / "again.gguf"
+    assert f"{file}\n" in done("convert", str(tmp_path / "hub"), str(file), "--type", "q8_0")
+    types = {name: stored.type for name, stored in read_header(file).tensors.items()}
+    assert types["blk.0.attn_q.weight"] == "Q8_0"
+    assert types["output_norm.weight"] == "F32"
+    assert "token_embd.weight" in types
+    assert "output.weight" not in types
+    assert types["blk.0.ffn_down.weight"] == "F16"  # rows of 44 numbers are no blocks
+    done("convert", str(file), str(again), "--type", "F32")
+    ids = ids_of(1, 20)
+    with torch.no_grad():
+        expected = from_pretrained(file, device="cpu", quantize="none")(ids)
+        assert torch.equal(from_pretrained(again, device="cpu")(ids), expected)
+    for options, message in (
+        (["--type", "Q8_0", str(tmp_path / "out")], "--type is about GGUF files, but --to is hub"),
+        (["--dtype", "float16", str(again)], "use --type for a GGUF file"),
+        (["--to", "gguf", str(tmp_path / "out")], "OUT must end in .gguf"),
+        (["--to", "hub", str(tmp_path / "new.gguf")], "use --to gguf or choose a folder"),
+        ([str(again)], "already exists"),
+    ):
+        assert message in failed("convert", str(file), *options, status=2)

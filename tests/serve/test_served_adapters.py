@@ -1,0 +1,63 @@
+"""Adapters of a served model: their names, replies and errors."""
+
+from pathlib import Path
+
+import click
+import httpx2
+import pytest
+from adapters import random_adapter
+from served_models import alone
+
+from minhub_py import from_pretrained
+from minhub_py.cli.serving import load_served, parse_adapters, served_models
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
+
+
+def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
+    model = from_pretrained(folder)
+    for seed, name in enumerate("ab"):
+        random_adapter(model, tmp_path / name, seed)
+    adapters = parse_adapters([f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}"], [str(folder)])
+    loaded = load_served(str(folder), "main", "cpu", "auto", None, adapters)
+    served = list(served_models("tiny", *loaded, 60.0, rows=4, context=None))
+    assert [entry.name for entry in served] == ["tiny", "a", "b"]
+    try:
+        with BackgroundServer(Server(Models(served)), grace=0.2) as address:
+            listed = httpx2.get(f"{address}/v1/models").json()["data"]
+            assert [(entry["id"], entry.get("parent")) for entry in listed] == [
+                ("tiny", None), ("a", "tiny"), ("b", "tiny"),
+            ]  # fmt: skip
+
+            def complete(name: str) -> str:
+                body = {"model": name, "prompt": "the cat", "max_tokens": 12, "temperature": 0, "seed": 1}
+                body |= {"top_k": 0, "top_p": 1, "repetition_penalty": 1}
+                reply = httpx2.post(f"{address}/v1/completions", json=body)
+                assert reply.status_code == 200, reply.text
+                text: str = reply.json()["choices"][0]["text"]
+                return text
+
+            ids = served[0].tokenizer.encode("the cat").ids
+            texts = [alone(entry, ids, 12, 1, temperature=0) for entry in served]
+            assert len(set(texts)) == 3
+            assert [complete(name) for name in ("tiny", "a", "tiny+b")] == texts
+            assert complete("tiny+a") == complete("a")
+            unknown = httpx2.post(f"{address}/v1/completions", json={"model": "tiny+c", "prompt": "x"})
+            assert unknown.status_code == 404
+            assert "available are tiny, a, b" in unknown.text
+    finally:
+        for entry in served:
+            entry.engine.close()
+
+
+def test_wrong_names_of_adapters() -> None:
+    for texts, message in (
+        (["a"], "use NAME=PATH"),
+        (["a=x", "a=y"], "another model has the name a"),
+        (["m=x"], "another model has the name m"),
+    ):
+        with pytest.raises(click.UsageError, match=message):
+            parse_adapters(texts, ["owner/m", "m"][1:])
+    with pytest.raises(click.UsageError, match="one MODEL"):
+        parse_adapters(["a=x"], ["one", "two"])

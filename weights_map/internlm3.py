@@ -1,0 +1,5 @@
+"""Weight table of InternLM 3: Llama's."""
+
+from weights_map.llama import relative
+
+table = relative("internlm3")
