@@ -193,6 +193,12 @@ class Chat:
         Raises:
             ValueError: The number of results differs from the number of calls; otherwise as in `stream`.
         """
+        return self._complete(self.stream_answer(results, schema=schema, **settings))
+
+    def stream_answer(
+        self, results: Sequence[str], *, schema: Schema = None, **settings: "Unpack[ChatSettings]"
+    ) -> TextStream:
+        """Send the results of the latest reply's calls and stream the reply. For arguments and errors see `answer`."""
         reply = self.last
         if reply is None or not reply.calls or len(results) != len(reply.calls) or not all(map(is_text, results)):
             count = 0 if reply is None else len(reply.calls)
@@ -201,7 +207,7 @@ class Chat:
         question, last = self.turns[-2:]
         self.turns = self.turns[:-2]
         try:
-            return self._complete(self._stream(question, updated, schema, "auto", steps_of(last, results)))
+            return self._stream(question, updated, schema, "auto", steps_of(last, results))
         except ValueError:
             self.turns = turns
             raise
