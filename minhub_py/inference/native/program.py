@@ -70,11 +70,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
+    by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
     references: tensors whose memory the operations point to.    width: the largest number of values of a token.
     angles: rotation table of each Rope, a row per position.    text_head_size: largest head of bidirectional attention.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_columns: bool = False) -> None:
+        self.by_columns = by_columns
         self.references: list[Tensor] = []
         self.angles: dict[Rope, Tensor] = {}
         self.outputs = self.width = self.layers = self.text_head_size = 0
@@ -332,6 +334,7 @@ class Program:
         if is_quantized:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        matrix.by_columns = self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
         self.references.append(weight.detach())
         return matrix
 
