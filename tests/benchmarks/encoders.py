@@ -5,8 +5,8 @@
 CHECKPOINT is the folder of all-MiniLM-L6-v2, whose tokenizer and pooling all libraries use. bert-base has random
 weights. A library that is not installed is left out. Each library has its own process; a round measures each of them
 once, in another order, and they are stopped meanwhile. Reported are tokens per CPU second, with the threads' waiting,
-because other programs change the elapsed time more than the CPU time: the median of the rounds. Tokens are counted once,
-with the special tokens, and without padding.
+because other programs change the elapsed time more than the CPU time: the median of the rounds. Tokens are counted
+once, with the special tokens, and without padding.
 """
 
 import argparse
