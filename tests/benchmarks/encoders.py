@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--size", choices=["minilm", "bert-base"], action="append")
+    parser.add_argument("--only", choices=["5 to 200 tokens", "20 tokens"], help="one set of texts")
     parser.add_argument("--json", type=Path, help="also write all times to this file")
     args = parser.parse_args()
     tokenizer, results = tokenizer_from_pretrained(str(args.checkpoint)), []
@@ -155,6 +156,8 @@ def main() -> None:
             folder = folder_of(size, args.checkpoint, Path(parent))
             libraries = engines(folder, Path(parent), size)
             for name, (lengths, batch) in sets.items():
+                if args.only not in (None, name):
+                    continue
                 texts = texts_of(tokenizer, lengths, len(lengths))
                 repeated = argparse.Namespace(**{**vars(args), "rounds": args.rounds * (5 if batch == 32 else 1)})
                 results.append(measure(size, name, texts, batch, repeated, folder, libraries))
