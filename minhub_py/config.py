@@ -28,7 +28,7 @@ from reprlib import repr as brief
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
-from minhub_py.models.settings import unavailable
+from minhub_py.models.settings import HEAD_SETTINGS, unavailable
 from minhub_py.system.spelling import setting
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
@@ -109,7 +109,8 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
     title = Config.TITLE
     settings = one_rope(Config, settings)
     if unknown := sorted(set(settings) - set(fields)):
-        raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(fields)}")
+        listed = sorted(fields, key=lambda name: name in HEAD_SETTINGS)  # stable: the architecture's own come first
+        raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(listed)}")
     kinds = getattr(Config, "DEFAULTS", {})
     kind = settings.get("model_type", fields["model_type"].default) if kinds else None
     if kinds and kind not in list(kinds):  # not `in kinds`: a value from a file may be unhashable

@@ -1135,6 +1135,8 @@ class TrainSettings(TypedDict, total=False):
     context: int | None
     dropout: float | None
     config: Mapping[str, object]
+    lora: Mapping[str, object]
+    quantize: str | None
     steps: int
     batch: int
     accumulate: int

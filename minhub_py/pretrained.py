@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
-from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint, read_object, write_checkpoint
 from minhub_py.config import build, changed, read
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_tokenizer, model_of
@@ -57,7 +58,8 @@ def from_pretrained(
 
     Args:
         identifier: A Hub repository ("owner/name"), a local folder in Hub layout, a built-in model such as
-            "minhub/shakespeare-gpt2", or a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
+            "minhub/shakespeare-gpt2", a local folder with an adapter, which names its model, or
+            a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
         revision: A branch, tag or commit of the repository.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"; see `devices()`.
         dtype: The dtype of the weights and activations, by name or as a `torch.dtype`. "auto" selects the
@@ -145,6 +147,21 @@ def adapter_folders(
     return folders
 
 
+def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
+    """The base, its revision and the folder, if the identifier is a local folder with an adapter but without a model.
+
+    ValueError: the adapter does not name its base.
+    """
+    folder = Path(os.path.expanduser(os.fspath(identifier)))
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").exists():
+        return None
+    values = read_object(folder / ADAPTER_CONFIG)
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
+    return base, values.get("revision") or "main", folder
+
+
 def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
     """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
     if folders:
@@ -170,6 +187,13 @@ def open_checkpoint(
     group: if several processes open the checkpoint, one per machine downloads it.
     Raises the errors of from_pretrained() and check_architecture().
     """
+    if (parts := adapter_folder(identifier)) is not None:
+        base, base_revision, adapter = parts
+        checkpoint = open_checkpoint(
+            base, base_revision, entry=entry, token=token, local_files_only=local_files_only, check=check, group=group
+        )
+        checkpoint.adapter = adapter
+        return checkpoint
     opened: list[Checkpoint] = []
     if os.fspath(identifier).endswith(".gguf"):
         require("gguf")  # before a download
@@ -202,6 +226,8 @@ def read_config(
     None unless the model is cached.
     Raises the errors of from_pretrained() and check_architecture().
     """
+    if (parts := adapter_folder(identifier)) is not None:
+        identifier, revision, _ = parts
     folder = local.locate(identifier, revision)
     if folder is None and revision == "main" and (published := preset(os.fspath(identifier))):
         with suppress(FileNotFoundError):
@@ -236,6 +262,14 @@ def load(
     group: the processes that share the weights, if there are several.
     ValueError: an unknown device, dtype or quantization.
     """
+    if checkpoint.adapter is not None:
+        if group is not None:
+            raise ValueError("a model with an adapter cannot be split among processes: merge it with minhub convert")
+        base, folder = copy(checkpoint), checkpoint.adapter
+        base.adapter = None
+        model = load(base, device=device, dtype=dtype, quantize=quantize)
+        load_adapters(model, {DEFAULT_ADAPTER: folder})
+        return model.adapter(DEFAULT_ADAPTER)
     check_kind(quantize, "auto", "none")
     probe = choose_device(str(group.device) if group else device)
     asked_for_auto = quantize == "auto"

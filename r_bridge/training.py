@@ -90,7 +90,9 @@ def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
     if invalid := sorted(set(values) - set(python_names)):
         raise ValueError(unknown(invalid, list(python_names)))
     return {
-        python_names[name]: {key: setting(item) for key, item in value.items()} if name == "config" else setting(value)
+        python_names[name]: {key: setting(item) for key, item in value.items()}
+        if isinstance(value, Mapping)
+        else setting(value)
         for name, value in values.items()
     }
 

@@ -144,7 +144,11 @@ def test_the_extra_r_works_with_the_r_that_most_have() -> None:
 def test_uvx_and_pipx_find_a_command_with_the_name_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     scripts = dict(
-        re.findall(r'^(\w+) = "(minhub_py\.[\w.:]+)"', project.partition("[project.scripts]")[2], re.MULTILINE)
+        re.findall(
+            r'^(\w+) = "(minhub_py\.[\w.:]+)"',
+            project.partition("[project.scripts]")[2].partition("\n[")[0],
+            re.MULTILINE,
+        )
     )
     assert scripts["minhub_py"] == scripts["minhub"] == "minhub_py.cli.main:main"
 

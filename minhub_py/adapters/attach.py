@@ -1,7 +1,8 @@
 """A model with an adapter. It shares all other weights with its base, so that several adapters need little memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import Adapter, write_adapter
-from minhub_py.adapters.targets import Target, linear_targets, select
+from minhub_py.adapters.targets import Target, linear_targets, matches, select
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
@@ -116,13 +117,21 @@ def new_adapter(base: LanguageModel, config: AdapterConfig, seed: int) -> Adapte
     model_type = base.config.to_hub()["model_type"]
     generator = torch.Generator().manual_seed(seed)
     adapter = Adapter(config)
-    for module in select(config, targets, model_type):
+    selected = select(config, targets, model_type)
+    adapter.config = replace(config, target_modules=short_names(selected, targets))
+    for module in selected:
         rows, columns = targets[module].shape
         magnitude = row_norms(base, targets[module]) if config.use_dora else None
         adapter.factors[module] = new_factors(
             columns, rows, config.rank(module), config.scale(module), generator, config.lora_dropout, magnitude
         )
     return adapter
+
+
+def short_names(selected: Sequence[str], targets: Iterable[str]) -> tuple[str, ...]:
+    """Names for target_modules: the last parts of the names, or full names if these also match other modules."""
+    ends = tuple(sorted({name.rpartition(".")[2] for name in selected}))
+    return ends if [name for name in targets if matches(ends, name)] == list(selected) else tuple(sorted(selected))
 
 
 @torch.no_grad()

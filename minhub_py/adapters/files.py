@@ -104,7 +104,8 @@ def build_adapter(config: AdapterConfig, tensors: Mapping[str, Tensor], model: L
         ]  # fmt: skip
         if all(part in found for part in expected_parts):
             dtype = torch.promote_types(found["A"].dtype, torch.float32)  # as PEFT: factors are float32
-            a, b, *magnitude = (found[part].to(dtype) for part in expected_parts)
+            # Copies: the sums of MKL depend on the alignment of memory, which a file does not provide.
+            a, b, *magnitude = (found[part].to(dtype, copy=True) for part in expected_parts)
             adapter.factors[module] = LoRAFactors(
                 a, b, config.scale(module), magnitude[0] if magnitude else None, config.lora_dropout
             )

@@ -12,7 +12,8 @@ coding were drawn with known probabilities π > 0.
     human         the coded texts only, weighted by 1/π
 
 A mean is a regression on a constant, a group difference the coefficient of a group. Intervals are normal, with sandwich
-standard errors.
+standard errors. With clusters, such as the author of several texts, the influences of a cluster's texts are summed, and
+the covariance has the factor G/(G - 1) for G clusters. Cross-fitting: see analysis/cross_fit.py.
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from minhub_py.analysis.cross_fit import cross_fitted, median_of
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
 
@@ -146,6 +148,10 @@ def estimate(
     method: Method = "auto",
     probability: Iterable[float] | None = None,
     confidence: float = 0.95,
+    cluster: Iterable[Any] | None = None,
+    cross_fit: int = 0,
+    splits: int = 10,
+    seed: int = 0,
 ) -> Estimates:
     """Estimate a mean, a group difference or a regression from a model's labels, corrected by human labels.
 
@@ -159,10 +165,15 @@ def estimate(
         x: Covariates by name. Text is a group: its sorted first value is the reference. Default: the mean only.
         family: "linear", or "logistic" for labels between 0 and 1.
         method: See the module's documentation. "auto" is "ppi++" without `probability`, or if it is the same for all
-            coded texts, and "confidence" otherwise.
+            coded texts, and "confidence" otherwise or with `cross_fit`.
         probability: The probability with which each text was chosen, from `choose_for_coding`. Default:
             a simple random sample.
         confidence: Confidence of the intervals.
+        cluster: The cluster of each text, such as its author, for standard errors that allow for dependent texts.
+        cross_fit: Number of folds in which labels are predicted from the model's labels, the covariates and the human
+            labels of the other folds, for shorter intervals. 0: the model's labels.
+        splits: Number of divisions into folds; the result is their median.
+        seed: Seed of the divisions.
 
     Returns:
         `Estimates`, whose `columns` are term, estimate, std_error, lower and upper.
@@ -174,14 +185,28 @@ def estimate(
     y = np.array([np.nan if is_missing(value) else float(value) for value in human])  # type: ignore[arg-type]
     predicted = np.array([np.nan if is_missing(value) else float(value) for value in model])
     names, X = design({} if x is None else x, len(y))
-    return fit(y, predicted, names, X, family, method, probability, confidence)
+    groups = None if cluster is None else codes_of(cluster, len(y))
+    folds, splits = whole("cross_fit", cross_fit, 0), whole("splits", splits, 1)
+    return fit(y, predicted, names, X, family, method, probability, confidence, groups, folds, splits, seed)
+
+
+def codes_of(cluster: Iterable[Any], count: int) -> Array:
+    """The number of each text's cluster. ValueError: a missing cluster, or fewer than two."""
+    values = list(cluster)
+    if len(values) != count or any(map(is_missing, values)):
+        raise ValueError(f"cluster must have one value for each of {count} texts, without missing values")
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    if len(numbers) < 2:
+        raise ValueError("cluster must have at least two different values")
+    return np.array([numbers[value] for value in values])
 
 
 def fit(
     y: Array, predicted: Array, names: list[str], X: Array, family: str, method: str,
-    probability: Iterable[float] | None, confidence: float,
+    probability: Iterable[float] | None, confidence: float, groups: Array | None = None, folds: int = 0,
+    splits: int = 10, seed: int = 0,
 ) -> Estimates:  # fmt: skip
-    """`estimate` with a design matrix X (N, C) and the names of its columns."""
+    """`estimate` with a design matrix X (N, C) and the names of its columns. groups: the number of each cluster."""
     coded = ~np.isnan(y)
     n, N = int(coded.sum()), len(y)
     if method not in METHODS:
@@ -207,7 +232,7 @@ def fit(
         raise ValueError("probability must be above 0 and at most 1 for every coded text, one value per text")
     constant = n == 0 or bool(np.ptp(pi[coded]) < 1e-9)
     if method == "auto":
-        method = "ppi++" if constant and n < N else "confidence"
+        method = "ppi++" if constant and n < N and not folds else "confidence"
     if method in ("ppi", "ppi++") and not constant:
         raise ValueError(f"method {method!r} needs a simple random sample: use 'confidence' or 'dsl' with probability")
     if method in ("ppi", "ppi++") and n == N:
@@ -215,24 +240,40 @@ def fit(
     if method in ("dsl", "confidence") and np.any(~((pi > 0) & (pi <= 1))):
         raise ValueError("probability must be above 0 for every text, so that the coded texts represent all: remove "
                          "texts that could not be chosen")  # fmt: skip
-    if method in ("ppi", "ppi++"):
-        theta, covariance, power = prediction_powered(X, y, predicted, coded, logistic, method == "ppi++")
+    if folds == 1 or (folds and method in ("human", "naive")):
+        raise ValueError(f"cross_fit must be 0, or at least 2 with another method than {method!r}, not {folds}")
+    if folds:
+        random, results = np.random.default_rng(seed), []
+        weights = np.where(coded, 1 / np.where(coded, pi, 1), 0)
+        for _ in range(splits):
+            labels = cross_fitted(np.where(coded, y, 0), predicted, X, coded, weights, folds, groups, random)
+            results.append(coefficients(X, y, labels, coded, pi, logistic, method, groups))
+        estimates, covariances, powers = map(np.array, zip(*results, strict=True))
+        theta, covariance = median_of(estimates, covariances)
+        power = float(np.median(powers))
     else:
-        ratio = coded / np.where(coded, pi, 1)
-        known = np.where(coded, y, 0)
-        power = {"dsl": 1.0, "human": 0.0, "naive": 1.0}.get(method, np.nan)
-        if method == "confidence":
-            power = best_power(X, known, predicted, ratio, pi, logistic)
-        if method == "naive":
-            theta, covariance = regression(X, predicted, logistic)
-        elif method == "human":
-            theta, covariance = regression(X, known, logistic, ratio)
-        else:
-            theta, covariance = regression(X, power * predicted + ratio * (known - power * predicted), logistic)
+        theta, covariance, power = coefficients(X, y, predicted, coded, pi, logistic, method, groups)
     naive = None
     if method != "naive":
-        naive = fit(y, predicted, names, X, family, "naive", None, confidence)
+        naive = fit(y, predicted, names, X, family, "naive", None, confidence, groups)
     return Estimates(names, theta, covariance, confidence, method, power, N, n, naive)
+
+
+def coefficients(
+    X: Array, y: Array, predicted: Array, coded: Array, pi: Array, logistic: bool, method: str, groups: Array | None
+) -> tuple[Array, Array, float]:
+    """Coefficients, their covariance and λ by a method."""
+    if method in ("ppi", "ppi++"):
+        return prediction_powered(X, y, predicted, coded, logistic, method == "ppi++", groups)
+    ratio = coded / np.where(coded, pi, 1)
+    known = np.where(coded, y, 0)
+    if method == "naive":
+        return *regression(X, predicted, logistic, groups=groups), 1.0
+    if method == "human":
+        return *regression(X, known, logistic, ratio, groups), 0.0
+    power = 1.0 if method == "dsl" else best_power(X, known, predicted, ratio, pi, logistic)
+    targets = power * predicted + ratio * (known - power * predicted)
+    return *regression(X, targets, logistic, groups=groups), power
 
 
 def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array]:
@@ -278,14 +319,25 @@ def solve(X: Array, targets: Array, weights: Array, logistic: bool) -> Array:
     raise ValueError("the regression has no solution: a covariate separates the labels, or too few texts are coded")
 
 
-def regression(X: Array, targets: Array, logistic: bool, weights: Array | None = None) -> tuple[Array, Array]:
+def regression(
+    X: Array, targets: Array, logistic: bool, weights: Array | None = None, groups: Array | None = None
+) -> tuple[Array, Array]:
     """Coefficients and their sandwich covariance."""
     weights = np.ones(len(X)) if weights is None else weights
     theta = solve(X, targets, weights, logistic)
     mean, slope = expected(X, theta, logistic)
     inverse = np.linalg.inv((X * (weights * slope)[:, None]).T @ X)
     scores = X * (weights * (mean - targets))[:, None]
-    return theta, inverse @ (scores.T @ scores) @ inverse
+    return theta, inverse @ summed_squares(scores, groups) @ inverse
+
+
+def summed_squares(scores: Array, groups: Array | None) -> Array:
+    """Σ s sᵀ over the scores (N, C), or over their sums in clusters, with the factor G/(G - 1)."""
+    if groups is None:
+        return np.asarray(scores.T @ scores)
+    sums = np.zeros((int(groups.max()) + 1, scores.shape[1]))
+    np.add.at(sums, groups, scores)
+    return np.asarray(sums.T @ sums) * len(sums) / (len(sums) - 1)
 
 
 def best_power(X: Array, y: Array, predicted: Array, ratio: Array, pi: Array, logistic: bool) -> float:
@@ -299,9 +351,13 @@ def best_power(X: Array, y: Array, predicted: Array, ratio: Array, pi: Array, lo
 
 
 def prediction_powered(
-    X: Array, y: Array, predicted: Array, coded: Array, logistic: bool, tune: bool
+    X: Array, y: Array, predicted: Array, coded: Array, logistic: bool, tune: bool, groups: Array | None = None
 ) -> tuple[Array, Array, float]:
-    """Coefficients, covariance and λ of PPI (λ = 1) and PPI++, with ppi_py's formulas."""
+    """Coefficients, covariance and λ of PPI (λ = 1) and PPI++, with ppi_py's formulas.
+
+    With clusters, the influence of a text is that of its gradient on the two means, so that coded and other texts of a
+    cluster are summed.
+    """
     n, N = int(coded.sum()), int((~coded).sum())
     labelled, other = X[coded], X[~coded]
 
@@ -333,6 +389,12 @@ def prediction_powered(
         power = float(np.clip(numerator / (2 * (1 + n / N) * spread), 0, 1)) if spread > 0 else 0.0
     theta = at(power)
     inverse, scores, model, correction = parts(theta)
+    if groups is not None:
+        influence = np.empty_like(X)
+        influence[~coded] = power * (correction - correction.mean(axis=0)) / N
+        rest = scores - power * model
+        influence[coded] = (rest - rest.mean(axis=0)) / n
+        return theta, inverse @ summed_squares(influence, groups) @ inverse, power
     ddof = min(X.shape[1] - 1, 1)  # as ppi_py: 0 for a mean, 1 for a regression
     variance = power**2 * np.cov(correction.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n
     return theta, inverse @ np.atleast_2d(variance) @ inverse, power

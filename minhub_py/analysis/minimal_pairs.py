@@ -127,7 +127,7 @@ def pair_columns(
     logprobs = sentence_logprobs(model, tokenizer, [*good, *bad], bos, progress)
     first, second = np.array(logprobs[: len(good)]), np.array(logprobs[len(good) :])
     defined = ~np.isnan(first - second)
-    return {
+    return Columns({
         "phenomenon": [str(record[name]) for record in records],
         "good": good,
         "bad": bad,
@@ -135,7 +135,7 @@ def pair_columns(
         "logprob_bad": second,
         "difference": first - second,
         "correct": [bool(a > b) if known else None for a, b, known in zip(first, second, defined, strict=True)],
-    }
+    })  # fmt: skip
 
 
 def phenomenon_key(records: Sequence[Mapping[str, Any]], by: str | None) -> str:
@@ -160,7 +160,7 @@ def suite_columns(
     progress: Progress | None,
 ) -> Columns:  # fmt: skip
     """The columns of `MinimalPairs` for test suites."""
-    columns: Columns = {"phenomenon": [], "item": [], "formula": [], "correct": []}
+    columns = Columns({"phenomenon": [], "item": [], "formula": [], "correct": []})
     sentences = [
         condition for _, suite in suites for item in suite["items"] for condition in item["conditions"]
     ]  # fmt: skip
@@ -223,7 +223,8 @@ def accuracies(phenomena: Sequence[str], correct: Sequence[bool | None]) -> Colu
     if len(groups) != 1:
         groups["all"] = [value for values in groups.values() for value in values]
     rows = [(name, len(values), *interval(sum(values), len(values))) for name, values in groups.items()]
-    return dict(zip(("phenomenon", "n", "accuracy", "lower", "upper"), map(list, zip(*rows, strict=True)), strict=True))
+    names = ("phenomenon", "n", "accuracy", "lower", "upper")
+    return Columns(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def interval(successes: int, n: int) -> tuple[float, float, float]:

@@ -6,7 +6,8 @@ These limits replace a list of forbidden operations: they apply to `10 ** 10 ** 
 
 Standard input has one request per line, standard output one response per line, both as JSON:
 
-    {"template": …, "messages": […], "variables": {…}}   ->   {"text": …}, {"rejected": …} or {"error": …}
+    {"template": …, "messages": […], "variables": {…}, "marks": [begin, end] of replies, optional}
+                                                          ->   {"text": …}, {"rejected": …} or {"error": …}
 
 Source: transformers' utils/chat_template_utils.py for the functions of templates.
 """
@@ -37,8 +38,11 @@ def limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # open files remain open
 
 
-def make_environment() -> Any:
-    """Jinja's sandbox with the extensions, filters and functions that transformers provides."""
+def make_environment(marks: list[str] | None = None) -> Any:
+    """Jinja's sandbox with the extensions, filters and functions that transformers provides.
+
+    marks: the texts that `generation` writes before and after its content.
+    """
     from datetime import datetime
 
     import jinja2
@@ -46,14 +50,21 @@ def make_environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The tag {% generation %}, which marks replies for training. Renders its content unchanged."""
+        """The tag {% generation %}, which marks replies for training. Renders its content, between `marks` if given."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
         def parse(self, parser: Any) -> jinja2.nodes.Node:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if marks is not None:
+                call = self.call_method("_mark", [])
+                return jinja2.nodes.CallBlock(call, [], [], body, lineno=line)
             return jinja2.nodes.Scope(body, lineno=line)
+
+        def _mark(self, caller: Callable[[], str]) -> str:
+            assert marks is not None
+            return f"{marks[0]}{caller()}{marks[1]}"
 
     class Mapping:
         """The function `dict`, without access to the attributes of the class."""
@@ -134,12 +145,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     sys.path[:] = json.loads(sys.stdin.readline())
     compiled = lru_cache(16)(make_environment().from_string)
+    marks = ["", ""]  # of the current request
+    marked = lru_cache(16)(make_environment(marks).from_string)
     # Python opens modules and the time zone on first use, which must precede the limits.
     for template in ("{{ strftime_now('%c') | pprint }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
         render(compiled, {"template": template, "messages": [], "variables": {}})
     limit_resources()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(render(compiled, json.loads(line))) + "\n")
+        request = json.loads(line)
+        if "marks" in request:
+            marks[:] = request["marks"]
+        sys.stdout.write(json.dumps(render(marked if "marks" in request else compiled, request)) + "\n")
         sys.stdout.flush()
 
 

@@ -25,9 +25,12 @@ class Sandbox:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, messages: list[Any], variables: dict[str, Any]) -> dict[str, str]:
+    def render(
+        self, template: str, messages: list[Any], variables: dict[str, Any], marks: list[str] | None = None
+    ) -> dict[str, str]:
         """The response of render.py: {"text": …}, {"rejected": …} or {"error": …}."""
-        request = json.dumps({"template": template, "messages": messages, "variables": variables}) + "\n"
+        fields = {"template": template, "messages": messages, "variables": variables}
+        request = json.dumps(fields if marks is None else fields | {"marks": marks}) + "\n"
         with self._lock:
             process = self._running()
             timed_out = threading.Event()

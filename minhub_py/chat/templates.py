@@ -21,7 +21,10 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal
 
+from minhub_py.chat.markers import MarkerAlphabet
 from minhub_py.chat.sandbox import SANDBOX
+from minhub_py.chat.tool_format import Markup, detect, generic_format
+from minhub_py.chat.tools import prepare, uses_tools
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint, read_object
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
@@ -82,7 +85,8 @@ class ChatTemplate:
             add_generation_prompt: Append the beginning of the assistant's reply.
             continue_final_message: The last message is an unfinished reply; append its text to its prompt, so that the
                 model continues it.
-            variables: Further variables of the template, such as enable_thinking.
+            variables: Further variables of the template, such as enable_thinking. `tools` are definitions of tools as
+                in the OpenAI API (chat/tools.py).
 
         Raises:
             ValueError: Messages or variables are invalid, or the template fails or exceeds its time or memory limit.
@@ -97,15 +101,28 @@ class ChatTemplate:
                     "message: append the unfinished reply to messages"
                 )
             return self.render(previous, **variables) + reply.get("content", "")
+        tools = variables.pop("tools", None) or ()  # some clients send an empty list
+        if tools or uses_tools(plain):
+            plain, tools = prepare(plain, to_plain_json({"tools": list(tools)}, "tools")["tools"], self.markup)
+        return self.render_messages(plain, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+
+    def render_messages(
+        self, plain: list[dict[str, Any]], *, tools: Sequence[Message] = (), add_generation_prompt: bool = True,
+        marks: list[str] | None = None, **variables: Any,
+    ) -> str:  # fmt: skip
+        """Render messages as they are. For arguments and errors see `render`.
+
+        marks: texts around the content of {% generation %}.
+        """
         if self.kind == "dialogue":
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
-        tools = variables.pop("tools", None) or None  # some clients send an empty list
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
-        context = {**self.tokens, **variables, "tools": tools, "documents": variables.get("documents"),
+        context = {**self.tokens, **variables, "tools": tools or None, "documents": variables.get("documents"),
                    "add_generation_prompt": add_generation_prompt}  # fmt: skip
-        result = SANDBOX.render(self.templates[name], plain, to_plain_json(context, "variables of a chat template"))
+        context = to_plain_json(context, "variables of a chat template")
+        result = SANDBOX.render(self.templates[name], plain, context, marks)
         if "rejected" in result:
             raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
         if "error" in result:
@@ -139,6 +156,14 @@ class ChatTemplate:
         return None
 
     @cached_property
+    def markup(self) -> Markup:
+        """The formats of tool calls and reasoning in replies."""
+        if self.kind == "template":
+            return detect(self.render_messages, self.tokenizer, "\n".join(self.templates.values()))
+        alphabet = MarkerAlphabet(self.tokenizer)
+        return Markup(alphabet, generic_format(alphabet), merged_system=self.kind == "dialogue")
+
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Token IDs that end a reply: the first special token that the template writes after a reply."""
         if self.kind != "template":
@@ -146,7 +171,7 @@ class ChatTemplate:
             return frozenset(() if eos is None else (eos,))
         question, reply = {"role": "user", "content": "one"}, {"role": "assistant", "content": "QZQ"}
         try:
-            text = self.render([question, reply], add_generation_prompt=False)
+            text = self.render_messages([question, reply], add_generation_prompt=False)
         except ValueError:  # the template rejects this conversation: only the model's end tokens apply
             return frozenset()
         _, separator, suffix = text.rpartition("QZQ")
@@ -186,6 +211,8 @@ def check_messages(messages: Any) -> Sequence[Message]:
 def normalized(message: Message) -> dict[str, Any]:
     """A message with its content as one string and without null fields. ValueError: it is not JSON or not text."""
     fields = {name: value for name, value in message.items() if value is not None}
+    if not fields.get("tool_calls"):  # templates fail on an empty list
+        fields.pop("tool_calls", None)
     if "content" in fields:
         fields["content"] = text_of(fields["content"])
     reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)

@@ -72,6 +72,8 @@ class Checkpoint(Mapping[str, Tensor]):
     checkpoint, or a pickle that contains code.
     """
 
+    adapter: Path | None = None  # the folder of an adapter that belongs to the model
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open: dict[Path, Any] = {}

@@ -303,7 +303,7 @@ def read_texts(texts: Sequence[str], column: str, options: dict[str, Any]) -> li
 
 def is_file(text: str) -> bool:
     """Whether a TEXT is a file name: of an existing file, or one word with the extension of a supported file type."""
-    from minhub_py.jobs.formats import format_of
+    from minhub_py.system.formats import format_of
 
     try:
         return Path(text).is_file() or (format_of(Path(text)) is not None and not re.search(r"\s", text))

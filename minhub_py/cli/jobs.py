@@ -124,7 +124,7 @@ def show(
     hidden: a column that is not printed.
     """
     from minhub_py.jobs.arguments import Job
-    from minhub_py.jobs.formats import read_jsonl
+    from minhub_py.system.formats import read_jsonl
 
     with TemporaryDirectory(prefix="minhub-") as folder:
         out, stdin = Path(folder) / "out.jsonl", Path(folder) / "input.txt"

@@ -16,7 +16,7 @@ from minhub_py.cli.group import Group, remember_debug
 from minhub_py.cli.jobs import replay
 from minhub_py.cli.models import convert, delete, download, inspect, list_models, verify
 from minhub_py.cli.pairs import pairs
-from minhub_py.cli.research import annotate, embed, words
+from minhub_py.cli.research import activations, annotate, embed, words
 from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
@@ -43,7 +43,7 @@ def main() -> None:
 
 for command in (
     list_models, download, delete, inspect, convert, verify, generate, chat, serve, score, words, pairs, embed,
-    annotate, rerank, classify, entities, masked, pll, replay, train, compare,
+    activations, annotate, rerank, classify, entities, masked, pll, replay, train, compare,
     bench, devices, doctor, run_r,
 ):  # fmt: skip
     main.add_command(command)

@@ -106,7 +106,7 @@ def pair_results(
 def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, Any]]:
     """The accuracies of a job's outputs. click.UsageError: an output has no column `by`."""
     from minhub_py.analysis.minimal_pairs import PHENOMENA, accuracies
-    from minhub_py.jobs.formats import read_batches, read_columns
+    from minhub_py.system.formats import read_batches, read_columns
 
     phenomena: list[str] = []
     correct: list[bool | None] = []

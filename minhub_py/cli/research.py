@@ -1,6 +1,7 @@
-"""The commands `words`, `embed` and `annotate`, for the rows of files."""
+"""The commands `words`, `embed`, `activations` and `annotate`, for the rows of files."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -132,6 +133,40 @@ def embed(
 @click.command(cls=Command)
 @model_argument
 @files_argument
+@jobs.table_options(required=True)
+@click.option("--at", required=True, metavar="POINT",
+              help="Point of the model: embeddings, layers.3.attn, layers.3.mlp, layers.3.resid, layers.3.heads.2, "
+                   "layers.3.neurons, or final.")  # fmt: skip
+@click.option("--pool", type=click.Choice(["last", "mean", "none"]), default="last", show_default=True,
+              help="The last token, the mean over the tokens, or a row for each token.")  # fmt: skip
+@loading_options
+@json_option
+def activations(
+    model: str, files: tuple[str, ...], at: str, pool: str, revision: str, device: str, dtype: str,
+    quantize: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    r"""Record the values at a point of a model.
+
+    The --column of FILEs contains one text per row. The new columns are token_n, token, and `activation`: a list, or in
+    .csv and .tsv files one column per channel. A .npy file contains only the activations, as a float32 matrix. Layers
+    and heads count from 1.
+
+    \b
+      minhub activations gpt2 in.csv --at final --out a.npy
+      minhub activations M a.csv --at layers.3.mlp --out b.csv
+
+    A text longer than the model's context has no result. See `minhub score --help` for interrupted jobs.
+    """
+    if "*" in at:
+        raise click.UsageError(f"--at {at} must be one point, without *.")
+    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    table_settings = jobs.take_table_settings(options) or {}
+    jobs.run("activations", model, files, table_settings, {"at": at, "pool": pool}, loading, as_json)
+
+
+@click.command(cls=Command)
+@model_argument
+@files_argument
 @jobs.table_options()
 @click.option("--labels", metavar="LABELS", help="Labels, separated by commas.")
 @click.option("--codebook", type=click.Path(exists=True, dir_okay=False),
@@ -141,14 +176,17 @@ def embed(
               help="Calibration: by texts without content, or by the prompt without a text.")  # fmt: skip
 @click.option("--length", type=click.Choice(["sum", "tokens", "characters"]), default="sum", show_default=True,
               help="Score of a label: its log-probability, or the mean per token or character.")  # fmt: skip
+@click.option("--examples", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="File with coded examples, in the columns text and label.")  # fmt: skip
 @click.option("--template", metavar="TEXT", help="The prompt of a text, with {text}.")
+@click.option("--sep", metavar="TEXT", help="Between prompt and label.  [default: a space; for a chat, nothing]")
 @click.option("--chat/--no-chat", default=None, help="Whether to use the chat template.  [default: if there is one]")
 @loading_options
 @json_option
 def annotate(
     model: str, files: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
-    calibrate: str | None, length: str, template: str | None, chat: bool | None, revision: str, device: str,
-    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    calibrate: str | None, length: str, examples: Path | None, template: str | None, sep: str | None,
+    chat: bool | None, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     r"""Label texts with a language model.
 
@@ -167,11 +205,24 @@ def annotate(
 
     if (labels is None) == (codebook is None):
         raise click.UsageError("Labels are missing: add --labels or --codebook, but not both.")
-    book = codebook_of(parse_labels(labels) if codebook is None else codebook, instruction)
+    pairs = [] if examples is None else read_examples(examples)
+    book = codebook_of(parse_labels(labels) if codebook is None else codebook, instruction, pairs)
     settings = {
         "codebook": book.to_dict(), "calibrate": calibrate, "length": length, "template": template, "chat": chat,
+        "sep": sep,
     }  # fmt: skip
     loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     table_settings = jobs.take_table_settings(options, can_print=True) or {}
     run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show
     run("annotate", model, files, table_settings, settings, loading, as_json)
+
+
+def read_examples(path: Path) -> list[tuple[str, str]]:
+    """The texts and labels in a table. click.UsageError: it does not have these columns."""
+    from minhub_py.system.formats import format_of, read_batches, read_columns
+
+    columns = read_columns(path) if format_of(path) else {}
+    if not {"text", "label"} <= set(columns):
+        raise click.UsageError(f"--examples {path} must be a table with the columns text and label.")
+    rows = [row for batch in read_batches(path, ["text", "label"]) for row in batch.rows]
+    return [(str(row["text"]), str(row["label"])) for row in rows]

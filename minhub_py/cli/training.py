@@ -49,6 +49,11 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--dropout", type=FRACTION, help="Dropout probability.  [default: 0.1, or --from's setting]"),
     click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
                  help="Another setting of config.json, such as window_size=64; may be repeated."),
+    click.option("--lora", multiple=True, metavar="RANK",
+                 help="Train an adapter of --from (LoRA, in PEFT's format) with this rank instead of all weights. "
+                      "NAME=VALUE sets alpha, dropout, targets, dora or rslora; may be repeated."),
+    click.option("--quantize", type=click.Choice(["int8", "nf4"]),
+                 help="With --lora: store the frozen weights in 8 or 4 bits, to save memory."),
     click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000]"),
     click.option("--batch", type=POSITIVE, help="Sequences per step, over all processes.  [default: 32]"),
     click.option("--accumulate", type=POSITIVE,
@@ -96,6 +101,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
     \b
       minhub train input.txt --out run --sample "ROMEO:"
       minhub generate run "ROMEO:"
+      minhub train notes.txt --from gpt2 --lora 16 --out run
       torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
 
     Options marked with * can change when a run is resumed.
@@ -112,6 +118,10 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
         raise click.UsageError("Use - once: standard input can be read only once.")
     if "config" in settings:
         settings["config"] = dict(parse_setting(word) for word in settings["config"])
+
+    if "lora" in settings:
+        words = [word if "=" in word else f"r={word}" for word in settings["lora"]]
+        settings["lora"] = dict(parse_setting(word, "lora") for word in words)
 
     from minhub_py import training
     from minhub_py.training.progress import ConsoleListener, is_main_process
@@ -150,11 +160,11 @@ def note_interrupt(folder: Path, console: "ConsoleListener") -> Iterator[None]:
         console.close()
 
 
-def parse_setting(text: str) -> tuple[str, object]:
+def parse_setting(text: str, option: str = "set") -> tuple[str, object]:
     """Split NAME=VALUE; the value is JSON or text. UsageError: the name or "=" is missing."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise click.UsageError(f"--set {text}: use NAME=VALUE, for example window_size=64.")
+        raise click.UsageError(f"--{option} {text}: use NAME=VALUE, for example window_size=64.")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -63,7 +63,9 @@ def convert(
         ValueError: The checkpoint is corrupt or does not match its config.
         OSError: The disk is full or not writable.
     """
+    adapter = checkpoint.adapter if adapter is None else adapter
     if to == "torchscript":
+        checkpoint.adapter = None
         model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
         if adapter is not None:
             model = merge(attach(model, read_adapter(adapter, model)))

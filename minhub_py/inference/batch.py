@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Matcher
+from minhub_py.inference.grammar import AnyMatcher
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
@@ -95,7 +95,7 @@ class Row:
     logprobs: bool
     top: int
     like: int | None
-    matcher: Matcher | None = None
+    matcher: AnyMatcher | None = None
     slot: int = -1
     in_prefill: bool = True
     loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
@@ -171,7 +171,7 @@ class Batch:
         logprobs: bool = False,
         top: int = 0,
         like: int | None = None,
-        matcher: Matcher | None = None,
+        matcher: AnyMatcher | None = None,
         generated: int = 0,
     ) -> int:
         """Add a sequence at the next step. Returns its number for events and `retire`.

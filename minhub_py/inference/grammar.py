@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,16 @@ COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that can apply several
 
 class GrammarError(ValueError):
     """A schema that is invalid, unsupported or unsatisfiable, or a sequence that cannot continue by its schema."""
+
+
+class AnyMatcher(Protocol):
+    """The state of a grammar in one sequence, which may apply to parts of it only."""
+
+    def allowed(self) -> Tensor | None:
+        """A mask (V,) of the tokens that can come next, bool on the CPU; None if all can."""
+
+    def accept(self, id: int) -> bool:
+        """Advance by a token. Returns whether the sequence is complete."""
 
 
 class Matcher:
@@ -96,13 +106,24 @@ class Vocabulary:
         Raises:
             GrammarError: the schema is invalid, unsupported, too large or unsatisfiable.
         """
-        limits = self._limits(verbose_errors=False, max_lexer_states=MAX_STATES)
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
             compiled = self._new.grammar_from_json_schema(text, overrides=WHITESPACE)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"invalid JSON schema: {brief_message(str(error))}") from error
-        state = self._new(self._tokens, compiled, log_level=0, limits=limits)
+        return self._compiled(compiled)
+
+    def lark(self, text: str) -> Grammar:
+        """Compile a grammar in llguidance's variant of Lark (https://github.com/guidance-ai/llguidance).
+
+        Raises:
+            GrammarError: the grammar is invalid, too large or unsatisfiable, or a schema in it is unsupported.
+        """
+        return self._compiled(self._new.grammar_from_lark(text))
+
+    def _compiled(self, grammar: Any) -> Grammar:
+        limits = self._limits(verbose_errors=False, max_lexer_states=MAX_STATES)
+        state = self._new(self._tokens, grammar, log_level=0, limits=limits)
         if not state.is_error():
             state.compute_logit_bias()  # detects schemas that are unsatisfiable or too complex
         if state.is_error():

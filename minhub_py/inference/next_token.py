@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from minhub_py.inference.grammar import Matcher
+from minhub_py.inference.grammar import AnyMatcher
 from minhub_py.inference.sampling import Sampling, check_finite, one_thread
 
 
@@ -17,7 +17,7 @@ class SamplingState(Protocol):
     output_start: int
     sampling: Sampling
     generator: torch.Generator
-    matcher: Matcher | None
+    matcher: AnyMatcher | None
     logprobs: bool
     top: int
 
@@ -41,6 +41,8 @@ def choose_tokens(rows: Sequence[SamplingState], logits: Tensor) -> list[NextTok
                     mask = row.matcher.allowed()
                 except ValueError as error:
                     results[i] = error
+                    continue
+                if mask is None:  # a grammar that does not apply yet
                     continue
                 if masked is logits:
                     masked = logits.clone()

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from minhub_py.inference.native import library
 from minhub_py.models.base import EncoderDecoder, LanguageModel
@@ -38,6 +39,7 @@ GROUP = 32  # inputs per scale in nf4
 UNIT = 4 * GROUP  # inputs per 68 bytes
 MAX_SCALE = 63
 ROWS = 32  # per thread at a time
+UNPACKED = 2**20  # weights that training unpacks at a time
 # Value of each code: the integers up to 31 with the smallest squared error for trained weights.
 NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32,
                    device="cpu")  # fmt: skip
@@ -165,12 +167,42 @@ class QuantizedLinear(Quantized):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            y: Tensor = FrozenLinear.apply(x, self)  # type: ignore[no-untyped-call]
+            return y if self.bias is None else y + self.bias
         return F.linear(x, self.weight, self.bias)
 
     def replaces(self, layer: nn.Module) -> bool:
         """Whether the quantized layer has the type and shape of `layer`."""
         same = type(layer) is nn.Linear and self.shape == tuple(layer.weight.shape)
         return same and (self.bias is None) == (layer.bias is None)  # type: ignore[attr-defined]
+
+
+class FrozenLinear(torch.autograd.Function):
+    """x W' of a quantized weight W, with the gradient of x. Each pass unpacks W in blocks of rows and keeps none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Quantized) -> Tensor:
+        ctx.layer = layer
+        parts = [F.linear(x, layer.rows(block)) for block in row_blocks(layer)]
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        [gradient] = gradients
+        blocks = row_blocks(ctx.layer)
+        total = gradient[..., blocks[0]] @ ctx.layer.rows(blocks[0])
+        for block in blocks[1:]:
+            total += gradient[..., block] @ ctx.layer.rows(block)
+        return total, None
+
+
+def row_blocks(layer: Quantized) -> list[slice]:
+    """The rows of a weight in blocks of at most `UNPACKED` weights."""
+    rows, columns = layer.shape
+    size = max(1, UNPACKED // columns)
+    return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
 class QuantizedEmbedding(Quantized):

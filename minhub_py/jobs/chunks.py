@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minhub_py.jobs.formats import sync
+from minhub_py.system.formats import sync
 from minhub_py.system.lock import FULL, exclusive
 
 

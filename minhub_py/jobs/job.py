@@ -22,10 +22,10 @@ from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.chunks import Parts, remove
 from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_processes
-from minhub_py.jobs.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
+from minhub_py.system.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint
@@ -147,7 +147,7 @@ def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
 
 def output_format_of(path: Path, task: Task) -> str | None:
     """The format of an output file. A task with one vector column supports .npy, too."""
-    if path.suffix.lower() == ".npy" and [column.type for column in task.columns] == ["vector"]:
+    if path.suffix.lower() == ".npy" and [column.type for column in task.columns].count("vector") == 1:
         return "npy"
     return format_of(path)
 
@@ -369,7 +369,7 @@ def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:
     """The number of components of a vector column, from the first part that contains one; 0 for other columns."""
     if column.type == "vector":
         for number in range(count):
-            for [row] in parts.read(number)["rows"]:
+            for row in chain.from_iterable(parts.read(number)["rows"]):
                 if (vector := row[column.name.removeprefix(job.prefix)]) is not None:
                     return len(vector)
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from minhub_py.jobs.executors import Chunk, Worker
-from minhub_py.jobs.formats import import_pyarrow
+from minhub_py.system.formats import import_pyarrow
 
 
 class Actor:

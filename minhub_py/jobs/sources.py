@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints.fingerprint import sha256
-from minhub_py.jobs.formats import (
+from minhub_py.system.formats import (
     EXTENSIONS,
     SEPARATORS,
     common_type,

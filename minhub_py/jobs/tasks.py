@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.jobs.formats import Column
+from minhub_py.system.formats import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -203,6 +203,26 @@ def embed(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], **settings:
     return [[{"embedding": [float(str(number)) for number in vector]}] for vector in vectors]
 
 
+def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at: str, pool: Any) -> list[Results]:
+    """The values at a point of the model: a row per token, or the row of each text."""
+    from minhub_py.analysis.activations import activations as activations_of
+
+    limit = None if model.encoder_decoder else model.config.context_length
+    short = [number for number, text in enumerate(texts) if limit is None or len(text.ids) <= limit]
+    note_rows([text for text in texts if limit and len(text.ids) > limit], f"the text has more than {limit:,} tokens")
+    results: list[Results] = [[] for _ in texts]
+    if not short:
+        return results
+    found = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    if len(found.values) != 1:
+        raise ValueError(f"--at {at} names {len(found.values)} points: name one, such as {next(iter(found.values))}")
+    [values] = found.values.values()
+    for number, position, token, vector in zip(found.texts, found.positions, found.tokens, values.numpy(), strict=True):
+        place = {"token_n": position + 1 if position >= 0 else None, "token": token}
+        results[short[number]].append({**place, "activation": [float(str(value)) for value in vector]})
+    return results
+
+
 def classify(
     model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, labels: Sequence[str], zero_shot: bool,
     hypothesis: str, multi_label: bool,
@@ -347,6 +367,7 @@ PAIRS = (
     Column("logprob_good", "float64"), Column("logprob_bad", "float64"), Column("difference", "float64"),
     Column("correct", "int64"),
 )  # fmt: skip
+ACTIVATIONS = (Column("token_n", "int64"), Column("token", "string"), Column("activation", "vector"))
 MASKED = (
     Column("mask_n", "int64"), Column("token", "string"), Column("prob", "float64"), Column("logprob", "float64"),
 )  # fmt: skip
@@ -366,6 +387,7 @@ TASKS: Mapping[str, Task] = {
     "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures),
     "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target"),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
+    "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(
         classify,
         (Column("label", "string"), Column("prob", "float64")),

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.settings import HEAD_SETTINGS
+
 Activation = Callable[[Tensor], Tensor]
 # The class of a transformers model, after the architecture's name -> the head.
 HEADS = {"Model": None, "ForMaskedLM": "masked_lm", "ForPreTraining": "masked_lm",
@@ -139,7 +141,7 @@ class HeadSettings:
     def drop_unused_labels(self) -> None:
         """Reset the settings of a decoder without a classification head, so that they do not distinguish configs."""
         if self.head != "sequence":
-            for setting in ("architectures", "id2label", "num_labels", "problem_type"):
+            for setting in HEAD_SETTINGS:
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, Any]:

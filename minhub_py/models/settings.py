@@ -10,6 +10,10 @@ SUMMARY = frozenset(
 )
 
 
+# The settings of a classification head, which every architecture inherits: heads.HeadSettings.
+HEAD_SETTINGS = ("architectures", "id2label", "num_labels", "problem_type")
+
+
 def unavailable(config: Any, model_type: str) -> dict[str, Any]:
     """Defaults of the settings of a config, or its class, that a model type does not have (metadata "model_types")."""
     return {

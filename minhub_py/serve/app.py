@@ -14,8 +14,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import embeddings, management, ollama, openai, tokenization
-from minhub_py.serve.models import ServedModel, parse_messages, parse_variables
+from minhub_py.serve import embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
+from minhub_py.serve.models import ServedModel, parse_variables
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
@@ -154,8 +155,10 @@ async def metrics(request: HTTPRequest) -> Response:
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    messages = parse_messages(fields.get("messages"), served.engine.max_length)
-    ids = await served.encode_chat(messages, parse_variables(fields))
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat.variables = parse_variables(fields)
+    set_effort(chat, served, fields.get("reasoning_effort"))
+    ids = await encode_input(served, chat)
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 
@@ -165,7 +168,8 @@ GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": op
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": openai.completions,
-    "/responses": openai.responses,
+    "/responses": responses.responses,
+    "/responses/input_tokens": responses.input_tokens,
     "/embeddings": embeddings.embeddings,
     "/rerank": embeddings.rerank,
     "/models/load": management.load,

@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
+from minhub_py.chat.tool_grammar import LazyGrammar
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
@@ -42,11 +44,15 @@ class Token:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of a request and its tokens. `end` is the finish reason, in the last delta only."""
+    """New text of a request and its tokens. `end` is the finish reason, in the last delta only.
+
+    events: the parts of a parsed reply. `text` is their content.
+    """
 
     text: str
     tokens: tuple[Token, ...]
     end: Literal["stop", "length"] | None = None
+    events: tuple[ReplyEvent, ...] = ()
 
 
 @dataclass(eq=False)
@@ -56,6 +62,7 @@ class Request:
     send: receives deltas in the engine's thread, the last with an `end`, or a Failure.
     targets: token IDs of a continuation to score.
     grammar: constrains the new tokens.
+    parser: separates reasoning and tool calls from the text.
     deadline: on the clock time.monotonic().
     cancelled: can be set from any thread; the request leaves after the current step.
     cached_tokens: number of prompt tokens copied from the prefix cache.
@@ -74,13 +81,14 @@ class Request:
     targets: Sequence[int] = ()
     logprobs: bool = False
     top: int = 0
-    grammar: Grammar | None = None
+    grammar: Grammar | LazyGrammar | None = None
+    parser: ReplyParser | None = None
     deadline: float = float("inf")
     cancelled: bool = False
     cached_tokens: int = 0
     first_token_at: float | None = None
     new_ids: list[int] = field(default_factory=list)
-    detokenizer: "Detokenizer | None" = None
+    detokenizer: "Detokenizer | ParsingDetokenizer | None" = None
     repeat: int = 0
 
 
@@ -105,6 +113,38 @@ class Detokenizer:
             return None
         tokens, self.tokens = tuple(self.tokens), []
         return Delta(text, tokens, end)
+
+
+class ParsingDetokenizer:
+    """As `Detokenizer`, with the events of a parsed reply. Stop strings apply to its content."""
+
+    def __init__(self, parser: ReplyParser, stops: Sequence[str]) -> None:
+        self.parser, self.stops = parser, StopStrings(stops)
+        self.tokens: list[Token] = []
+
+    def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
+        """The new parts after a token; None if there are no new parts yet."""
+        events: list[ReplyEvent] = []
+        parsed = self.parser.add(token.id)
+        for event in parsed if end is None else [*parsed, *self.parser.close()]:
+            text = event.text
+            if event.kind == "content":
+                text = self.stops.add(text)
+            elif self.stops.pending:  # a stop string cannot continue after a call
+                events.append(ReplyEvent("content", self.stops.flush()))
+            if text:
+                events.append(event._replace(text=text))
+            if self.stops.stopped:
+                end = "stop"
+                break
+        if end is not None and (rest := self.stops.flush()):
+            events.append(ReplyEvent("content", rest))
+        self.tokens.append(token)
+        if not events and end is None:
+            return None
+        tokens, self.tokens = tuple(self.tokens), []
+        text = "".join(event.text for event in events if event.kind == "content")
+        return Delta(text, tokens, end, tuple(events))
 
 
 class Engine(EngineThread[Request]):
@@ -220,7 +260,10 @@ class Engine(EngineThread[Request]):
             torch.rand(1, dtype=torch.float64, generator=generator)
         if request.detokenizer is None:
             prompt = [] if self.model.encoder_decoder else request.ids
-            request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stops)
+            if request.parser is not None:
+                request.detokenizer = ParsingDetokenizer(request.parser, request.stops)
+            else:
+                request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stops)
         return batch.admit(
             [*request.ids, *prefix],
             request.max_new_tokens - len(prefix),

@@ -5,9 +5,9 @@ import json
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from reprlib import repr as brief
 from typing import Any, Literal
@@ -15,7 +15,9 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from minhub_py.chat.defaults import default_sampling
+from minhub_py.chat.reply_parser import ReplyParser
 from minhub_py.chat.templates import ChatTemplate
+from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
@@ -24,7 +26,7 @@ from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.models.base import Encoder
 from minhub_py.serve.engine import Delta, Request
 from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
-from minhub_py.serve.validation import Fields, RequestError, check_string, invalid
+from minhub_py.serve.validation import Fields, RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
@@ -32,6 +34,7 @@ Task = Literal["completion", "embedding", "rerank"]
 # Maximum number of characters of a text, per token of its maximum length: WordPiece has one token for an unknown word
 # of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
+MAX_TOOL_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools
 MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
 
 
@@ -58,11 +61,12 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.template = replace(self.template, origin="the model's chat template")  # clients must not see local paths
         self.sampling = default_sampling(self.model)
-        _ = self.template.end_ids  # cached: rendering may take long
+        _ = self.template.end_ids, self.template.markup  # cached: rendering may take long
         # Two threads for tokenization, so that a long text does not delay all others. One for schemas, which may take
         # much memory.
         self.texts, self.schemas = Workers(2), Workers(1)
         self.embeddings = Workers(1)  # of a decoder
+        self.tool_grammars: dict[str, Grammar | LazyGrammar] = {}
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
@@ -186,6 +190,26 @@ class ServedModel:
         self.check_length(ids)
         return ids
 
+    async def tool_grammar(
+        self, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice, name: str
+    ) -> Grammar | LazyGrammar:
+        """The grammar of replies that can call tools. tools: JSON schemas of the arguments by name."""
+
+        def compiled() -> Grammar | LazyGrammar:
+            key = json.dumps([list(tools.items()), asdict(choice)])
+            grammar = self.tool_grammars.pop(key, None) or tool_grammar(
+                self.vocabulary, self.template.markup, tools, choice
+            )
+            self.tool_grammars[key] = grammar  # the most recent last
+            while len(self.tool_grammars) > MAX_TOOL_GRAMMARS:
+                del self.tool_grammars[next(iter(self.tool_grammars))]
+            return grammar
+
+        try:
+            return await self.schemas.run(compiled)
+        except ValueError as error:
+            raise invalid(str(error), name, "schema") from error
+
     async def grammar(self, schema: Any, name: str) -> Grammar:
         """The grammar of a JSON schema; None allows any object."""
         if schema is not None and not isinstance(schema, dict):
@@ -206,16 +230,20 @@ class Generation:
         self.loop = asyncio.get_running_loop()
         self.first: tuple[int, Delta] | None = None  # the first delta, if it was awaited before the response
 
-    def add(self, ids: Sequence[int], max_new_tokens: int, **settings: Any) -> None:
-        """Add a request with settings of `engine.Request`."""
+    def add(
+        self, ids: Sequence[int], max_new_tokens: int, *, new_parser: Callable[[], ReplyParser] | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        """Add a request with settings of `engine.Request`. new_parser: returns its parser."""
         index = len(self.requests)
+        parser = None if new_parser is None else new_parser()
 
         def send(item: Delta | Failure) -> None:
             with suppress(RuntimeError):  # the event loop is closed
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, item))
 
         deadline = time.monotonic() + self.served.timeout
-        self.requests.append(Request(ids, max_new_tokens, send, deadline=deadline, **settings))
+        self.requests.append(Request(ids, max_new_tokens, send, deadline=deadline, parser=parser, **settings))
 
     def start(self) -> None:
         """Submit the requests. RequestError: the engine is busy."""
@@ -246,6 +274,11 @@ class Generation:
         """Cancel the unfinished requests."""
         for request in self.requests:
             request.cancelled = True
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of generated tokens of reasoning so far."""
+        return sum(request.parser.reasoning_tokens for request in self.requests if request.parser is not None)
 
     @property
     def generated_tokens(self) -> int:
@@ -325,51 +358,4 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
     for reserved in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
         if reserved in variables:
             raise invalid(f"{name} must not contain {reserved}: remove it", name)
-    effort = fields.string("reasoning_effort")
-    return variables if effort is None else {"reasoning_effort": effort, **variables}
-
-
-def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
-    """Messages with a role and a content string.
-
-    max_length: maximum number of messages, and of parts of each, because each has at least one token.
-    """
-    if not isinstance(values, list) or not values:
-        raise invalid(f"{name} must be a list of at least one message", name)
-    check_count(values, max_length, name)
-    messages = []
-    for index, value in enumerate(values):
-        path = f"{name}[{index}]"
-        message = Fields(value, path)
-        role = message.string("role")
-        if role not in ("system", "developer", "user", "assistant"):
-            raise invalid(f"{path}.role must be system, developer, user or assistant, not {role!r}", f"{path}.role")
-        message.reject("tool_calls", "images")
-        content = parse_content(message.get("content"), max_length, f"{path}.content")
-        messages.append({"role": "system" if role == "developer" else role, "content": content})
-    return messages
-
-
-def check_count(values: list[Any], max_length: int, name: str) -> None:
-    """Reject lists with more elements than the context has tokens."""
-    if len(values) > max_length:
-        raise invalid(
-            f"{name} has {len(values):,} elements, but the context has {max_length:,} tokens: shorten it",
-            name, "context_length_exceeded",
-        )  # fmt: skip
-
-
-def parse_content(value: Any, max_length: int, name: str) -> str:
-    """The text of a message's content, which is a string or a list of parts."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return check_string(value, name)
-    check_count(value, max_length, name)
-    texts = []
-    for index, part in enumerate(value):
-        fields = Fields({"text": part} if isinstance(part, str) else part, f"{name}[{index}]")
-        if fields.get("type") not in (None, "text", "input_text", "output_text"):
-            raise invalid(f"{name}[{index}] has type {fields.get('type')!r}: only text is supported", name)
-        texts.append(fields.string("text") or "")
-    return "\n".join(texts)
+    return variables

@@ -24,11 +24,11 @@ from minhub_py.serve.embeddings import (
     respond_json,
     unless_disconnected,
 )
+from minhub_py.serve.messages import parse_messages
 from minhub_py.serve.models import (
     Generation,
     ServedModel,
     Task,
-    parse_messages,
     parse_sampling,
     parse_seed,
     parse_stops,

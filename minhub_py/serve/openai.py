@@ -1,31 +1,42 @@
-"""OpenAI API: models, chat completions, completions, and the part of responses that ellmer uses.
+"""OpenAI API: models, chat completions and completions.
 
 Source: OpenAI's API reference. Comments explain adaptations to clients that deviate from it.
 """
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from reprlib import repr as brief
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
+from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token, token_text
+from minhub_py.serve.messages import (
+    ChatInput,
+    choose_tools,
+    encode_input,
+    parse_messages,
+    parse_tools,
+    reply_settings,
+    set_effort,
+)
 from minhub_py.serve.models import (
     Generation,
     ServedModel,
-    parse_messages,
     parse_sampling,
     parse_seed,
     parse_stops,
     parse_variables,
 )
+from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, check_string, finite, invalid
@@ -68,10 +79,14 @@ def describe(entry: Entry) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("tools", "functions", "audio")
-    fields.reject("tool_choice", "function_call", harmless=("auto", "none"))
-    messages = parse_messages(fields.get("messages"), served.engine.max_length)
-    settings = await parse_settings(fields, served, chat=True)
+    fields.reject("functions", "audio")
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
+    settings = parse_settings(fields, served, chat=True)
+    chat.schema = parse_schema(fields, "response_format")
+    chat.variables = parse_variables(fields) | {"continue_final_message": fields.boolean("continue_final_message")}
+    set_effort(chat, served, fields.get("reasoning_effort"))
+    chat.separate_reasoning = fields.get("reasoning_format") != "none"
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not logprobs:
@@ -80,8 +95,8 @@ async def chat_completions(request: HTTPRequest) -> Response:
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
     stream, usage_chunk = parse_stream(fields)
-    variables = parse_variables(fields) | {"continue_final_message": fields.boolean("continue_final_message")}
-    ids = await served.encode_chat(messages, variables)
+    ids = await encode_input(served, chat)
+    settings |= await reply_settings(served, chat, ids, settings["stop_ids"])
     generation = Generation(served)
     add_choices(generation, ids, served.max_new_tokens(ids, requested), count, settings)
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
@@ -91,11 +106,11 @@ async def chat_completions(request: HTTPRequest) -> Response:
         return {"content": chat_logprobs(tokens, settings["stop_ids"]), "refusal": None} if logprobs else None
 
     async def complete() -> dict[str, Any]:
-        texts, ends, tokens = await collect(generation)
+        replies = await collect_replies(generation)
         choices = [
-            {"index": index, "message": {"role": "assistant", "content": text, "refusal": None},
-             "logprobs": logprobs_of(tokens[index]), "finish_reason": ends[index]}
-            for index, text in enumerate(texts)
+            {"index": index, "message": message_of(reply), "logprobs": logprobs_of(reply.tokens),
+             "finish_reason": reply.finish_reason}
+            for index, reply in enumerate(replies)
         ]  # fmt: skip
         return {**head, "object": "chat.completion", "choices": choices, "usage": usage(generation, len(ids))}
 
@@ -103,21 +118,23 @@ async def chat_completions(request: HTTPRequest) -> Response:
         def chunk(choices: list[dict[str, Any]], **fields: Any) -> bytes:
             return sse({**head, "object": "chat.completion.chunk", "choices": choices, **fields})
 
+        def part(index: int, delta: dict[str, Any], tokens: Sequence[Token] = (), end: str | None = None) -> Any:
+            logprobs = logprobs_of(tokens) if tokens or end else None
+            return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
+
         for index in range(count):
-            delta = {"role": "assistant", "content": ""}
-            yield chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-        splitters = [DeltaSplitter() for _ in range(count)]
+            yield chunk([part(index, {"role": "assistant", "content": ""})])
+        writers = [DeltaWriter() for _ in range(count)]
         unfinished = count
-        async for index, part in generation.deltas():
-            for text, tokens in splitters[index].add(part):
-                yield chunk([{"index": index, "delta": {"content": text}, "logprobs": logprobs_of(tokens),
-                              "finish_reason": None}])  # fmt: skip
-            if part.end:
+        async for index, delta in generation.deltas():
+            for fields, tokens in writers[index].add(delta):
+                yield chunk([part(index, fields, tokens)])
+            if delta.end:
                 unfinished -= 1
                 # tidyllm expects the usage in the last chunk, even if it does not request a usage chunk.
                 final = {"usage": usage(generation, len(ids))} if unfinished == 0 and not usage_chunk else {}
-                yield chunk([{"index": index, "delta": {}, "logprobs": logprobs_of(splitters[index].tokens),
-                              "finish_reason": part.end}], **final)  # fmt: skip
+                writer = writers[index]
+                yield chunk([part(index, {}, writer.tokens, writer.finish_reason(delta.end))], **final)
         if usage_chunk:
             yield chunk([], usage=usage(generation, len(ids)))
         yield DONE
@@ -125,26 +142,95 @@ async def chat_completions(request: HTTPRequest) -> Response:
     return await respond(request, generation, complete, events if stream else None)
 
 
+def message_of(reply: ParsedReply) -> dict[str, Any]:
+    """A reply as a message. The names of reasoning are those of llama.cpp and of vLLM."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.reasoning:
+        message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
+    if reply.calls:
+        message["content"] = reply.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
+
+
+class DeltaWriter:
+    """Writes the parts of a streamed reply as deltas of a message.
+
+    Reasoning, text and calls are in separate deltas: ellmer ignores text beside reasoning.
+    """
+
+    def __init__(self) -> None:
+        self.splitters: dict[str, DeltaSplitter] = {}
+        self.calls = 0
+        self.tokens: tuple[Token, ...] = ()  # not sent yet
+
+    def add(self, delta: Delta) -> list[tuple[dict[str, Any], tuple[Token, ...]]]:
+        """The deltas to send with their tokens."""
+        self.tokens += delta.tokens
+        parts = []
+        for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
+            if event.kind == "call":
+                parts += self._end_text()
+                self.calls += 1
+                function = {"name": event.text, "arguments": ""}
+                parts.append({"tool_calls": [{"index": event.index, "id": new_call_id(), "type": "function",
+                                              "function": function}]})  # fmt: skip
+            else:
+                parts += self._text(event)
+        if delta.end is not None:
+            parts += self._end_text()
+        sent = [(part, self.tokens if number == 0 else ()) for number, part in enumerate(parts)]
+        self.tokens = () if parts else self.tokens
+        return sent
+
+    def _text(self, event: ReplyEvent) -> list[dict[str, Any]]:
+        key = f"{event.kind} {event.index}"
+        splitter = self.splitters.setdefault(key, DeltaSplitter(lambda text: text_delta(event, text)))
+        return splitter.add(event.text)
+
+    def _end_text(self) -> list[dict[str, Any]]:
+        return [part for splitter in self.splitters.values() for part in splitter.end()]
+
+    def finish_reason(self, end: str) -> str:
+        """The finish reason of the message."""
+        return "tool_calls" if self.calls and end == "stop" else end
+
+
+def text_delta(event: ReplyEvent, text: str) -> dict[str, Any]:
+    """The delta of a part of a reply."""
+    if event.kind == "content":
+        return {"content": text}
+    if event.kind == "reasoning":
+        return {"reasoning_content": text, "reasoning": text}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": text}}]}
+
+
 class DeltaSplitter:
-    """Splits deltas for ellmer, which ignores a delta that equals all previous text.
+    """Splits text for ellmer, which ignores a delta that equals all previous text.
 
     A first delta of one character is held back until the next one, and a delta that equals the previous text is split.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[str], dict[str, Any]]) -> None:
+        self.shape = shape
         self.held = self.sent = ""
-        self.tokens: tuple[Token, ...] = ()  # not sent yet
 
-    def add(self, delta: Delta) -> list[tuple[str, tuple[Token, ...]]]:
-        """The texts to send with their tokens."""
-        self.held += delta.text
-        self.tokens += delta.tokens
-        if not self.held or (len(self.held) == 1 and not self.sent and delta.end is None):
+    def add(self, text: str, *, last: bool = False) -> list[dict[str, Any]]:
+        """The deltas to send after new text."""
+        self.held += text
+        if not self.held or (len(self.held) == 1 and not self.sent and not last):
             return []
-        text, tokens = self.held, self.tokens
-        parts = [(text[:1], tokens), (text[1:], ())] if text == self.sent and len(text) > 1 else [(text, tokens)]
-        self.held, self.sent, self.tokens = "", self.sent + text, ()
-        return parts
+        text = self.held
+        parts = [text[:1], text[1:]] if text == self.sent and len(text) > 1 else [text]
+        self.held, self.sent = "", self.sent + text
+        return [self.shape(part) for part in parts]
+
+    def end(self) -> list[dict[str, Any]]:
+        """The remaining text."""
+        return self.add("", last=True)
 
 
 def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
@@ -169,7 +255,8 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
     served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("suffix")
     inputs = parse_prompts(served, fields.get("prompt"))
-    settings = await parse_settings(fields, served, chat=False)
+    settings = parse_settings(fields, served, chat=False)
+    settings["grammar"] = await parse_format(fields, "response_format", served)
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     settings |= {"logprobs": top is not None, "top": top or 0}
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
@@ -212,16 +299,16 @@ async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
         return [Token(first_id, token_text(served.tokenizer, first_id), None, ()), *scored]
 
     async def complete() -> dict[str, Any]:
-        texts, ends, tokens = await collect(generation)
+        replies = await collect_replies(generation)
         choices = []
         for index in range(len(prompts) * count):
             number = index // count
             text, end, shown = echoed[number], "length", list[Token]()
             if echo and top is not None:
-                shown = prompt_tokens_of(number, tokens[scores[number]] if number in scores else [])
+                shown = prompt_tokens_of(number, replies[scores[number]].tokens if number in scores else [])
             if index < generating:
-                text, end = text + texts[index], ends[index]
-                shown += generated(tokens[index])
+                text, end = text + replies[index].text, replies[index].end
+                shown += generated(replies[index].tokens)
             choices.append(choice(index, text, shown, end))
         return {**head, "choices": choices, "usage": usage(generation, prompt_tokens)}
 
@@ -306,89 +393,10 @@ def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
     }
 
 
-# Responses
-
-
-async def responses(request: HTTPRequest) -> Response:
-    """POST /v1/responses: text only, without stored responses."""
-    served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("tools", "previous_response_id", "conversation", "prompt")
-    fields.reject("tool_choice", harmless=("auto", "none"))
-    value = fields.get("input")
-    values = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    messages = parse_messages(values, served.engine.max_length, "input")
-    instructions = fields.string("instructions")
-    if instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
-    settings = await parse_settings(fields, served, chat=True)
-    settings["grammar"] = await parse_format(fields.object("text"), "format", served)
-    requested = fields.integer("max_output_tokens", 1, 2**31)
-    stream, _ = parse_stream(fields)
-    ids = await served.encode_chat(messages)
-    generation = Generation(served)
-    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
-    response_id, item_id = f"resp_{secrets.token_hex(12)}", f"msg_{secrets.token_hex(12)}"
-    created = int(time.time())
-
-    def item(text: str, status: str) -> dict[str, Any]:
-        return {"id": item_id, "type": "message", "role": "assistant", "status": status,
-                "content": [part(text)] if status != "in_progress" else []}  # fmt: skip
-
-    def part(text: str) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def response(text: str = "", end: str | None = None) -> dict[str, Any]:
-        status = {None: "in_progress", "stop": "completed", "length": "incomplete"}[end]
-        counts = usage(generation, len(ids))
-        return {
-            "id": response_id, "object": "response", "created_at": created, "status": status, "model": served.name,
-            "output": [item(text, status)] if end else [], "error": None, "instructions": instructions,
-            "incomplete_details": {"reason": "max_output_tokens"} if end == "length" else None,
-            "parallel_tool_calls": False, "tool_choice": "none", "tools": [], "metadata": {},
-            "temperature": settings["sampling"].temperature, "top_p": settings["sampling"].top_p or 1.0,
-            "usage": None if end is None else {
-                "input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"],
-                "total_tokens": counts["total_tokens"], "input_tokens_details": counts["prompt_tokens_details"],
-                "output_tokens_details": {"reasoning_tokens": 0},
-            },
-        }  # fmt: skip
-
-    async def complete() -> dict[str, Any]:
-        texts, ends, _ = await collect(generation)
-        return response(texts[0], ends[0])
-
-    async def events() -> AsyncIterator[bytes]:
-        number = 0
-
-        def event(kind: str, **data: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return sse({"type": f"response.{kind}", "sequence_number": number - 1, **data}, f"response.{kind}")
-
-        location = {"item_id": item_id, "output_index": 0, "content_index": 0}
-        yield event("created", response=response())
-        yield event("in_progress", response=response())
-        yield event("output_item.added", output_index=0, item=item("", "in_progress"))
-        yield event("content_part.added", **location, part=part(""))
-        text, end = "", "stop"
-        async for _, delta in generation.deltas():
-            if delta.text:
-                text += delta.text
-                yield event("output_text.delta", **location, delta=delta.text, logprobs=[])
-            end = delta.end or end
-        status = "completed" if end == "stop" else "incomplete"
-        yield event("output_text.done", **location, text=text, logprobs=[])
-        yield event("content_part.done", **location, part=part(text))
-        yield event("output_item.done", output_index=0, item=item(text, status))
-        yield event(status, response=response(text, end))
-
-    return await respond(request, generation, complete, events if stream else None)
-
-
 # Shared by all endpoints
 
 
-async def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dict[str, Any]:
+def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dict[str, Any]:
     """Settings of `engine.Request`. chat: the model's default sampling and the chat template's stop criteria.
 
     Completions sample from the model's distribution by default, as the OpenAI API specifies.
@@ -402,7 +410,6 @@ async def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dic
         "seed": parse_seed(fields),
         "stops": parse_stops(fields) + (template.stops if chat else ()),
         "stop_ids": (frozenset() if ignore_eos else served.end_ids) | (template.end_ids if chat else frozenset()),
-        "grammar": await parse_format(fields, "response_format", served),
     }
 
 
@@ -412,7 +419,13 @@ def parse_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 async def parse_format(fields: Fields, name: str, served: ServedModel) -> Grammar | None:
-    """The grammar of a response format. Its schema is in `schema`, or nested in `json_schema`."""
+    """The grammar of a response format."""
+    schema = parse_schema(fields, name)
+    return None if schema is None else await served.grammar(schema or None, f"{name}.schema")
+
+
+def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
+    """The schema of a response format, in `schema` or nested in `json_schema`; {} is any object."""
     form = fields.object(name)
     kind = form.string("type")
     if kind in (None, "text"):
@@ -423,7 +436,9 @@ async def parse_format(fields: Fields, name: str, served: ServedModel) -> Gramma
     schema = (form.object("json_schema") if nested else form).get("schema")
     if schema is None and kind == "json_schema":
         raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
-    return await served.grammar(schema, f"{name}.schema")
+    if not isinstance(schema, dict | None):
+        raise invalid(f"{name}.schema must be a JSON schema, not {brief(schema)}", name)
+    return schema or {}
 
 
 def add_choices(
@@ -434,19 +449,9 @@ def add_choices(
         generation.add(ids, max_new_tokens, **{**settings, "seed": settings["seed"] + number})
 
 
-async def collect(generation: Generation) -> tuple[list[str], list[str], list[list[Token]]]:
-    """The text, finish reason and tokens of each request."""
-    count = len(generation.requests)
-    texts, ends, tokens = [""] * count, ["length"] * count, [list[Token]() for _ in range(count)]
-    async for index, delta in generation.deltas():
-        texts[index] += delta.text
-        tokens[index] += delta.tokens
-        ends[index] = delta.end or ends[index]
-    return texts, ends, tokens
-
-
 def usage(generation: Generation, prompt_tokens: int) -> dict[str, Any]:
     """The numbers of tokens."""
     generated = generation.generated_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated,
-            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens}}  # fmt: skip
+            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": generation.reasoning_tokens}}  # fmt: skip

@@ -9,7 +9,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.serve.engine import token_text
-from minhub_py.serve.models import parse_messages, parse_variables
+from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
+from minhub_py.serve.models import parse_variables
 from minhub_py.serve.server import server_of
 from minhub_py.serve.validation import invalid
 
@@ -26,12 +27,14 @@ async def tokenize(request: HTTPRequest) -> Response:
     if fields.get("messages") is not None:
         if served.task != "completion":
             raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
-        messages = parse_messages(fields.get("messages"), served.engine.max_length)
+        chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length))
         variables = {
             "add_generation_prompt": fields.boolean("add_generation_prompt", True),
             "continue_final_message": fields.boolean("continue_final_message"),
         }
-        ids = await served.encode_chat(messages, parse_variables(fields) | variables)
+        chat.tools, chat.variables = parse_tools(fields.get("tools")), parse_variables(fields) | variables
+        set_effort(chat, served, fields.get("reasoning_effort"))
+        ids = await encode_input(served, chat)
     else:
         special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)

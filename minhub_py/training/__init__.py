@@ -28,7 +28,7 @@ from minhub_py.training.errors import reading
 from minhub_py.training.listener import Listener
 from minhub_py.training.preparation import Preparation
 from minhub_py.training.progress import ConsoleListener
-from minhub_py.training.recovery import recovery_advice
+from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings
 from minhub_py.training.setup import continue_preparation, continue_run, start_run
 
@@ -59,6 +59,7 @@ def train(
         listener: Receives the progress instead of the console.
         **settings: Fields of `Settings`, such as family, start (identifier of a model to fine-tune), tokenizer, layers,
             width, context (tokens), steps, batch (sequences), learning_rate, sample, seed, device.
+            ``lora={"r": 16}`` trains an adapter of `start` in PEFT's format.
 
     Returns:
         The finished run.
@@ -76,6 +77,9 @@ def train(
     names = [item.name for item in fields(Settings)]
     if invalid := sorted(set(settings) - set(names)):
         raise ValueError(unknown(invalid, names))
+    lora: object = settings.get("lora")
+    if type(lora) is int:
+        settings["lora"] = {"r": lora}
     checked = Settings(**settings)
     return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events), out, listener, progress)
 
@@ -160,7 +164,11 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The best model: the model with the lowest validation loss."""
+        """The best model: the model with the lowest validation loss. With `lora`, the base with its adapter."""
+        if self.settings.lora:
+            with recovery_advice(self.files):
+                check_model_files(self.folder)
+            return from_pretrained(self.folder, quantize=self.settings.quantize)
         with recovery_advice(self.files), reading(self.folder / "model.safetensors"):
             return from_pretrained(self.folder)
 

@@ -28,6 +28,7 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
+from minhub_py.training import adapter_run
 from minhub_py.training.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
@@ -71,7 +72,8 @@ class Trainer:
         )
 
         self.model = model.to(device).train()
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.trained = adapter_run.trained_parameters(self.model)
+        self.parameters = sum(parameter.numel() for parameter in self.trained.values())
         self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
         self.states = [self.new_state(self.micro_batch) for _ in range(settings.accumulate)]
         self.wrapped = group.wrap(self.model, device)
@@ -183,7 +185,7 @@ class Trainer:
                 micro_loss = self.loss(self.compiled, micro_batch, self.states[index]) / len(micro_batches)
                 micro_loss.backward()
             loss += micro_loss.detach()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.sums += torch.stack((loss, full_tensor(norm)))
@@ -251,7 +253,7 @@ class Trainer:
         progress.waited = 0 if best else progress.waited + 1
         if best:
             progress.best_loss, progress.best_step = loss, progress.step
-            state = gather_on_main(self.model.state_dict(), self.group)
+            state = gather_on_main(self.state(), self.group)
             if self.group.is_main:
                 with self.folder.writing(self.folder.path):
                     self.write_model(self.folder.path, state)
@@ -329,8 +331,15 @@ class Trainer:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
         self.listener.sampled(self.progress.step, text)
 
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that `write_model` converts; none for an adapter, which is written as it is."""
+        return {} if self.settings.lora else self.model.state_dict()
+
     def write_model(self, folder: Path, state: dict[str, Tensor]) -> None:
-        """Write the model in Hub layout."""
+        """Write the model in Hub layout, or its adapter."""
+        if self.settings.lora:
+            adapter_run.save(self.model, folder, tokenizer_files(self.tokenizer))
+            return
         config = self.model.config
         tensors = weights_map.to_hub(self.family.model_type, state, config)
         hub_config = {**config.to_hub(), "dtype": "float32"}
@@ -343,7 +352,7 @@ class Trainer:
             return
         self.progress.sums = self.mean_sums()  # raises before a checkpoint of diverged weights
         self.progress.seconds = time.perf_counter() - self.started
-        model = gather_on_main(self.model.state_dict(), self.group)
+        model = gather_on_main(self.state(), self.group)
         tensors = gather_on_main(self.optimizer_tensors() | self.state_tensors(), self.group)
         if self.group.is_main:
             with self.folder.new_checkpoint(self.progress.step) as partial:
@@ -364,7 +373,7 @@ class Trainer:
         """AdamW's moments: names in a checkpoint and in the optimizer, and the parameter; empty before step 1."""
         return [
             (f"{moment}.{name}", moment, parameter)
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self.trained.items()
             for moment in MOMENTS
             if self.progress.step
         ]

@@ -15,8 +15,9 @@ from minhub_py.training.settings import Settings
 
 def create_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """AdamW with weight decay for matrices, but not for biases and gains."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     fused = is_fused(next(model.parameters()).device)
     return torch.optim.AdamW(groups, lr=learning_rate(settings, 0), betas=(0.9, settings.beta2), fused=fused)

@@ -8,6 +8,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
 from minhub_py.pretrained import fit
 from minhub_py.system.spelling import resume_call, setting
+from minhub_py.training import adapter_run
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.errors import CorruptError, read_object, reading
 
@@ -65,7 +66,12 @@ def is_object(path: Path) -> bool:
 
 
 def check_model_files(folder: Path) -> None:
-    """CorruptError: a file of the model is missing or not readable."""
+    """CorruptError: a file of the model, or of the adapter, is missing or not readable."""
+    if adapter_run.is_adapter(folder):
+        adapter_run.check_files(folder)
+        with reading(folder / "tokenizer.json"):
+            parse(folder / "tokenizer.json")
+        return
     for name in MODEL_FILES:
         if not (folder / name).exists():
             raise CorruptError(folder / name, "is missing")

@@ -61,6 +61,9 @@ class Settings:
     context: int | None = limited(None, 1)
     dropout: float | None = limited(None, 0.0, 0.99)
     config: Mapping[str, object] = field(default_factory=dict)  # further settings of config.json
+    # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora (adapter_run.py).
+    lora: Mapping[str, object] = field(default_factory=dict)
+    quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     steps: int = limited(2000, 1)
     batch: int = limited(32, 1)  # sequences per step, over all processes
     accumulate: int = limited(1, 1)  # micro-batches per step (gradient accumulation): less memory, the same gradients
@@ -99,6 +102,14 @@ class Settings:
                 raise ValueError(f"{setting(item.name)} must be {allowed}, not {value!r}")
         if self.family not in (None, *ENTRIES):
             raise ValueError(f"{setting('family')} must be one of {', '.join(ENTRIES)}, not {self.family!r}")
+        if self.lora and self.start is None:
+            raise ValueError(f"{setting('lora')} requires {setting('start')}: an adapter changes an existing model")
+        if self.quantize not in (None, "int8", "nf4"):
+            raise ValueError(f"{setting('quantize')} must be int8 or nf4, not {self.quantize!r}")
+        if self.quantize and not self.lora:
+            raise ValueError(f"{setting('quantize')} requires {setting('lora')}: quantized weights cannot be trained")
+        if self.lora and self.parallel == "fsdp":
+            raise ValueError(f"{setting('lora')} does not support {setting('parallel', 'fsdp')}: use ddp")
         if self.revision is not None and self.start is None:
             raise ValueError(f"{setting('revision')} requires {setting('start')}: set both")
         if self.held_out == 0:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,10 +35,11 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
 from minhub_py.distributed import environment
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe, fit, open_checkpoint, with_values
+from minhub_py.pretrained import describe, fit, load, open_checkpoint, with_values
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call, setting
+from minhub_py.training import adapter_run
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
 from minhub_py.training.data import Corpus, Text, prepare, split_at_words
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
@@ -49,6 +51,7 @@ from minhub_py.training.preparation import Preparation, size_and_time
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import CONTEXT, Settings, read_settings, record_change
 
+LORA_RATE = 2e-4  # peak learning rate of an adapter, as in trl and litgpt
 MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.
@@ -158,6 +161,9 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
         start = None
         if folder.newest() is not None:
             check_model_files(folder.path)  # a resumed run would not write the best model again
+            if settings.lora:
+                start = open_start(settings)
+                check_unchanged(folder, settings, start, "")
         else:
             saved = read_settings(folder.settings)[0]
             if any(row["step"] > saved.checkpoint_every for row in folder.read_rows()):
@@ -216,8 +222,10 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
         # cuDNN's LSTM computes in float16 under autocast, where small gradients underflow.
         fast = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not training.carries_state
         dtype = "bfloat16" if fast else "float32"
+    if settings.lora:
+        adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
     if rate is None:
-        rate = training.learning_rate * (1 if start is None else 0.1)
+        rate = LORA_RATE if settings.lora else training.learning_rate * (1 if start is None else 0.1)
     return dataclasses.replace(
         settings,
         family=entry.name,
@@ -339,6 +347,17 @@ def load_model(
     settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Tokenizer
 ) -> tuple[Architecture, LanguageModel]:
     """The model of the checkpoint `newest`, or of `start`, or else a new model with random weights."""
+    if settings.lora and start is not None:
+        architecture, base = load_base(start, settings)
+        model = adapter_run.adapted_model(
+            base,
+            settings.lora,
+            newest or start.adapter,
+            start=settings.start,
+            revision=settings.revision,
+            seed=settings.seed,
+        )
+        return architecture, model
     if newest is not None:
         read_object(newest / "config.json")
         with reading(newest / "model.safetensors"):
@@ -352,9 +371,24 @@ def load_model(
     return entry.architecture, entry.architecture.new(config)
 
 
+def load_base(checkpoint: Checkpoint, settings: Settings) -> tuple[Architecture, LanguageModel]:
+    """The frozen model of a run that trains an adapter, in float32 or quantized."""
+    if settings.quantize is None:
+        return load_checkpoint(checkpoint, settings)
+    plain = copy(checkpoint)
+    plain.adapter = None
+    model = load(plain, device="cpu", dtype="float32", quantize=settings.quantize)
+    architecture, _ = describe(checkpoint)
+    settings.tuned_config(architecture, model.config)  # raises errors
+    return architecture, model
+
+
 def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) -> tuple[Architecture, LanguageModel]:
     """A checkpoint's model, with the dropout of `settings`."""
     architecture, model, meta = fit(checkpoint)
+    if checkpoint.adapter is not None and not (settings and settings.lora):
+        raise ValueError(f"{checkpoint.adapter} is an adapter: continue it with {setting('lora', 16)}, or merge it "
+                         "with minhub convert --merge")  # fmt: skip
     if settings is not None:
         model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
     tensors = with_values(meta, checkpoint)

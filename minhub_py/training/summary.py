@@ -7,7 +7,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
+from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
+from minhub_py.checkpoints.tokenizers.tokenizer import parse
 from minhub_py.inference.quantize import count
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import describe
@@ -68,16 +70,14 @@ def read(path: Path) -> Summary:
         settings, history = read_settings(folder.settings)
         check_model_files(path)
         corpus = Corpus.read(folder.tokens)
-    checkpoint = Checkpoint(path)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
-    config = checkpoint.config or {}
-    architecture, model_config = describe(checkpoint)
+    family, parameters, vocab_size = facts(path, settings)
     return Summary(
         name=path.resolve().name,
         folder=str(path),
-        family=entry_of(config.get("model_type")).name,
-        parameters=count(skeleton(architecture.Model, model_config)),  # the file may also contain buffers
-        vocab_size=config["vocab_size"],
+        family=family,
+        parameters=parameters,
+        vocab_size=vocab_size,
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
         best_step=best["step"],
@@ -90,6 +90,20 @@ def read(path: Path) -> Summary:
         history=history,
         texts=corpus.texts,
     )
+
+
+def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
+    """The architecture, the number of trained parameters, and the vocabulary size of the model in a run."""
+    if settings.lora:
+        file = open_safetensors(path / ADAPTER_WEIGHTS)
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
+        vocabulary = parse(path / "tokenizer.json").get_vocab()
+        return settings.family or "", sum(map(math.prod, shapes)), max(vocabulary.values()) + 1
+    checkpoint = Checkpoint(path)
+    config = checkpoint.config or {}
+    architecture, model_config = describe(checkpoint)
+    parameters = count(skeleton(architecture.Model, model_config))  # the file may also contain buffers
+    return entry_of(config.get("model_type")).name, parameters, config["vocab_size"]
 
 
 def commands(summary: Summary, out: str) -> list[str]:
@@ -123,7 +137,8 @@ def model_card(summary: Summary) -> str:
     tokenizer = {"characters": "one token per character", "bpe": "a byte-level BPE trained on the text"}.get(
         summary.tokenizer, f"the tokenizer of {summary.tokenizer}"
     )
-    origin = f"Fine-tuned from {settings.start}." if settings.start else "Trained from random weights."
+    verb = "An adapter (LoRA) of" if settings.lora else "Fine-tuned from"
+    origin = f"{verb} {settings.start}." if settings.start else "Trained from random weights."
     per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
     size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
     step = f"at step {summary.best_step:,} of {summary.steps:,}"

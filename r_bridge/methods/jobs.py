@@ -47,8 +47,8 @@ def run_job(
 
     from minhub_py.jobs import job
     from minhub_py.jobs.arguments import Job
-    from minhub_py.jobs.formats import read_jsonl
     from minhub_py.jobs.tasks import TASKS
+    from minhub_py.system.formats import read_jsonl
 
     path = Path(manifest)
     source, out = (path.with_name(f"{path.stem}-{name}.jsonl") for name in ("input", "output"))
@@ -64,9 +64,8 @@ def run_job(
         task, identifier, [str(source)], out, column=column, extra_columns=list(extra_columns or []), settings=values,
         loading={name: setting_of(name, value) for name, value in dict(loading).items()}, overwrite=True, manifest=path,
     )  # fmt: skip
-    progress = session.progress or (lambda *_: None)
     try:
-        job.run(call, progress, lambda *_: None)
+        job.run(call, session.progress, lambda *_: None)
     except click.ClickException as error:
         raise ValueError(error.message.replace("--", "")) from error
     results = [row for _, row in read_jsonl(out)]

@@ -60,14 +60,16 @@ def choose_for_coding(session: Session, margin: Any, n: int, minimum: float, unc
 
 def corrected_estimate(
     session: Session, human: Any, predicted: Any, design: Any, terms: Any, family: str, estimator: str,
-    probability: Any, confidence: float,
+    probability: Any, confidence: float, cluster: Any = None, cross_fit: int = 0, splits: int = 10, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The results of minhub_py.estimate for a design matrix."""
-    from minhub_py.analysis.estimate import fit
+    from minhub_py.analysis.estimate import codes_of, fit
 
+    groups = None if cluster is None else codes_of(np.array(cluster).tolist(), len(np.array(human)))
     result = fit(
-        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability, confidence
-    )
+        np.array(human), np.array(predicted), list(terms), np.array(design), family, estimator, probability,
+        confidence, groups, cross_fit, splits, seed,
+    )  # fmt: skip
 
     def frame(estimates: Any) -> Frame:
         return Frame({**estimates.columns, "term": character(estimates.term)})

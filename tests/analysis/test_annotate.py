@@ -178,6 +178,19 @@ def test_the_command_labels_files_by_a_codebook_and_resumes(tmp_path: Path, buil
     assert "at least two labels" in fail("annotate", name, file, "--codebook", book)
 
 
+def test_the_command_reads_examples_and_a_separator(tmp_path: Path, builtin: tuple[Any, Any]) -> None:
+    name, examples = "minhub/shakespeare-gpt2", tmp_path / "examples.csv"
+    file = write_csv(tmp_path / "in.csv", ["O Romeo"])
+    examples.write_text('text,label\n"Hm, no",bad\nFair,good\n')
+    command = ("annotate", name, file, "--labels", "good,bad", "--json", "--sep", "", "--examples")
+    [printed] = json.loads(done(*command, examples))
+    pairs = [("Hm, no", "bad"), ("Fair", "good")]
+    expected = annotate(*builtin, ["O Romeo"], ["good", "bad"], examples=pairs, sep="")
+    assert printed["prob_good"] == expected["prob_good"][0]
+    assert printed["prob_good"] != annotate(*builtin, ["O Romeo"], ["good", "bad"], examples=pairs)["prob_good"][0]
+    assert "must be a table with the columns text and label" in fail(*command, file, status=2)
+
+
 def test_definitions_change_the_prompt(builtin: tuple[Any, Any]) -> None:
     defined = annotate(*builtin, ["O Romeo"], {"good": "praises", "bad": "blames"}, instruction="Tone?")
     same = annotate(*builtin, ["O Romeo"], ["good", "bad"], instruction="Tone?\n- good: praises\n- bad: blames")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from commands import done, minhub
 from job_runs import LETTERS, MEASURES, fail, random_texts, read_csv, write_csv
 from tokenizers.processors import TemplateProcessing
 
-from minhub_py import from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
+from minhub_py import activations, from_pretrained, gpt2, save_pretrained, t5, tokenizer_from_pretrained
 from minhub_py import score as score_ids
 from minhub_py.analysis.embeddings import embed
 from minhub_py.analysis.surprisal import target_logprobs, word_logprobs
@@ -312,6 +313,30 @@ def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> No
     lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert torch.equal(torch.tensor(lines[::2]), torch.tensor(rows[::2]))
     assert "layer" in fail("embed", model, file, "--out", tmp_path / "other.csv", "--layer", 9)
+
+
+def test_activations_of_a_point_match_the_function(tmp_path: Path, model: str) -> None:
+    """A text beyond the context (16 tokens) has no result."""
+    texts = ["ab cd", "", "a" * 20, "bad"]
+    file, out = write_csv(tmp_path / "in.csv", texts), tmp_path / "out.npy"
+    network, tokenizer = from_pretrained(model), tokenizer_from_pretrained(model)
+    for pool in ("last", "mean", "none"):
+        shown = minhub("activations", model, file, "--at", "layers.2.mlp", "--pool", pool, "--out", out, "--overwrite")
+        assert shown.exit_code == 0, shown.output
+        assert "row 3 has no result: the text has more than 16 tokens" in shown.stderr
+        expected = activations(network, tokenizer, ["ab cd", "bad"], "layers.2.mlp", pool=pool)["layers.2.mlp"].numpy()
+        matrix = np.load(out)
+        np.testing.assert_array_equal(matrix[~np.isnan(matrix).any(axis=1)], expected)
+        assert len(matrix) == (4 if pool != "none" else 10)
+    table = tmp_path / "out.parquet"
+    done("activations", model, file, "--at", "layers.1.heads.2", "--pool", "none", "--out", table)
+    rows = pq.read_table(table).to_pylist()
+    assert [row["token"] for row in rows if row["id"] == "0003"] == ["b", "a", "d"]
+    assert [row["token_n"] for row in rows if row["id"] == "0003"] == [1, 2, 3]
+    assert {len(row["activation"]) for row in rows if row["activation"]} == {8}
+    command = ("activations", model, file, "--out", tmp_path / "other.npy", "--at")
+    assert "must be one point, without *" in fail(*command, "layers.*.mlp", status=2)
+    assert "layers.9.mlp" in fail(*command, "layers.9.mlp")
 
 
 def test_memory_batches_limit_the_number_of_tokens() -> None:

@@ -14,7 +14,7 @@ from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.openai import DeltaSplitter
+from minhub_py.serve.openai import DeltaWriter
 
 
 def test_models_are_listed_at_all_paths(http, client) -> None:
@@ -123,14 +123,14 @@ def test_a_stream_equals_the_complete_response(client, http, main_model: ServedM
 def test_deltas_never_equal_the_previous_text() -> None:
     """ellmer ignores such deltas."""
     for texts in (["ha", "ha", "haha"], ["a", "a", "aa"], ["a"], ["", "x", ""], ["ab", "c", "abc", "abcabc"]):
-        splitter, sent, tokens = DeltaSplitter(), [], []
+        writer, sent, tokens = DeltaWriter(), [], []
         for number, text in enumerate(texts):
             end = "stop" if number == len(texts) - 1 else None
-            for part, part_tokens in splitter.add(Delta(text, (Token(number, text, None, ()),), end)):
-                sent.append(part)
+            for part, part_tokens in writer.add(Delta(text, (Token(number, text, None, ()),), end)):
+                sent.append(part["content"])
                 tokens += part_tokens
         assert "".join(sent) == "".join(texts)
-        assert [token.id for token in (*tokens, *splitter.tokens)] == list(range(len(texts)))
+        assert [token.id for token in (*tokens, *writer.tokens)] == list(range(len(texts)))
         for number, part in enumerate(sent):
             assert number == 0 or part != "".join(sent[:number])
 

@@ -61,6 +61,13 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @param family `"linear"` or `"logistic"`.
 #' @param method The method.
 #' @param confidence The confidence of the intervals.
+#' @param cluster The cluster of each text, such as its author, for standard errors
+#'   that allow for dependent texts: the name of a column, or a vector.
+#' @param cross_fit The number of folds in which labels are predicted from the model's
+#'   labels, the covariates and the human labels of the other folds, for shorter
+#'   intervals. 0: the model's labels.
+#' @param splits The number of divisions into folds; the result is their median.
+#' @param seed The seed of the divisions.
 #' @param object,x The result.
 #' @param parm Terms, by name or number. `NULL`: all.
 #' @param level Not used: `confidence` sets the confidence.
@@ -85,7 +92,7 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @export
 corrected_estimate <- function(formula, data, prediction, probability = NULL, family = c("linear", "logistic"),
                                method = c("auto", "ppi++", "ppi", "dsl", "confidence", "naive", "human"),
-                               confidence = 0.95) {
+                               confidence = 0.95, cluster = NULL, cross_fit = 0, splits = 10, seed = 0) {
   if (!inherits(formula, "formula") || length(formula) != 3L) fail("formula must have two sides, such as human ~ year, not ", describe(formula))
   if (!is.data.frame(data)) fail("data must be a data frame, not ", describe(data))
   frame <- tryCatch(
@@ -104,8 +111,16 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
     if (length(value) != nrow(data)) fail(what, " must have one value for each of ", nrow(data), " rows, not ", length(value))
     as.double(value)
   }
+  if (is.character(cluster) && length(cluster) == 1L) cluster <- column_of(data, cluster)
+  if (!is.null(cluster)) {
+    if (!is.atomic(cluster)) fail("cluster must be a vector or the name of a column, not ", describe(cluster))
+    if (length(cluster) != nrow(data)) fail("cluster must have one value for each of ", nrow(data), " rows, not ", length(cluster))
+    if (anyNA(cluster)) fail("cluster must not contain NA, as at position ", positions_of(is.na(cluster)))
+    cluster <- match(cluster, unique(cluster))
+  }
   result <- ask(
     "corrected_estimate",
+    cluster = cluster, cross_fit = whole_number(cross_fit), splits = whole_number(splits, min = 1), seed = whole_number(seed),
     human = as.double(human), predicted = column(prediction, "prediction"),
     design = matrix(as.double(design), nrow(design)), terms = colnames(design),
     family = choice(family, c("linear", "logistic")),

@@ -44,7 +44,7 @@ minhub_replay <- function(manifest, rows = NULL) {
 #' @export
 print.minhub_replay <- function(x, ...) {
   print(x$runs[c("chunk", "threads", "rows", "differing", "largest")], row.names = FALSE)
-  cat(x$text, "\n", sep = "")
+  writeLines(strwrap(strsplit(x$text, "\n", fixed = TRUE)[[1L]], exdent = 2))
   invisible(x)
 }
 

@@ -63,6 +63,10 @@
 #' @param evaluate_every The number of steps between two evaluations. Default: 250.
 #' @param config Further settings of the model: a list with the names of
 #'   config.json, such as `list(window_size = 64)`.
+#' @param lora Train a LoRA adapter of `from` instead of all weights: its rank, such
+#'   as 16, or a list with `r`, `alpha`, `dropout`, `targets`, `dora` and `rslora`.
+#'   The folder then contains the adapter in PEFT's format. The further setting
+#'   `quantize = "nf4"` (or `"int8"`) stores the frozen weights in 4 (or 8) bits.
 #' @param progress Whether to print the losses and, in an interactive console, a
 #'   status line. Outside a console, a line appears at least once a minute. Or a
 #'   function that is called with each event: a list with the `event`
@@ -101,7 +105,7 @@
 minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width = NULL, heads = NULL, context = NULL,
                          dropout = NULL, steps = NULL, batch = NULL, learning_rate = NULL, tokenizer = NULL,
                          from = NULL, sample = NULL, seed = NULL, device = NULL, patience = NULL,
-                         evaluate_every = NULL, config = list(), progress = interactive(), ...) {
+                         evaluate_every = NULL, config = list(), lora = NULL, progress = interactive(), ...) {
   on_event <- event_handler(progress)
   common <- list(
     family = if (missing(family) && !is.null(from)) NULL else optional(family, string, what = "family"),
@@ -115,6 +119,9 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
   settings <- c(common, plain_settings(c(numbers, named(list(...)))))
   if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
+  if (!is.null(lora)) {
+    settings$lora <- if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
+  }
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
   files <- text_files(text)
   on.exit(unlink(files$temporary, recursive = TRUE))

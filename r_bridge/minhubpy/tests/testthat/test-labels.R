@@ -60,6 +60,37 @@ test_that("corrected_estimate() has ppi_py's values and follows formulas", {
   expect_refused(corrected_estimate(human ~ i, data, "other"), "no column other")
 })
 
+test_that("corrected_estimate() supports clusters and cross-fitting", {
+  needs_python()
+  set.seed(1)
+  author <- rep(letters, each = 20)
+  level <- rnorm(26)[match(author, letters)]
+  truth <- level + rnorm(520)
+  data <- data.frame(author, llm = 2 * truth + rnorm(520), human = ifelse(seq_len(520) %in% sample(520, 150), truth, NA))
+  width <- function(...) corrected_estimate(human ~ 1, data, "llm", method = "dsl", ...)$estimates$std_error
+  expect_gt(width(cluster = "author"), width())
+  expect_identical(width(cluster = data$author), width(cluster = factor(data$author)))
+  expect_lt(width(cross_fit = 5, splits = 3), width())
+  expect_identical(width(cross_fit = 5, splits = 3), width(cross_fit = 5, splits = 3))
+  expect_refused(corrected_estimate(human ~ 1, data, "llm", cluster = 1:3), "cluster must have one value for each of 520 rows")
+  expect_refused(corrected_estimate(human ~ 1, data, "llm", cross_fit = 1), "cross_fit must be 0, or at least 2")
+})
+
+test_that("an interrupted annotation continues after its last complete part", {
+  model <- a_model()
+  texts <- paste0("text ", rep(letters, length.out = 300), rep(letters[1:12], each = 25))
+  file <- tempfile(fileext = ".rds")
+  label <- function(...) annotate_texts(model, texts, c("a", "b"), instruction = "x", template = "{text}", sep = "", ...)
+  first <- label(resume = file)
+  expect_identical(label(), first)
+  size <- file.size(file)
+  bytes <- readBin(file, "raw", size)
+  writeBin(bytes[seq_len(size - 100)], file) # as after a kill: the second part is incomplete
+  expect_identical(label(resume = file), first)
+  expect_identical(file.size(file), size)
+  expect_false(identical(annotate_texts(model, texts[1:3], c("a", "b"), instruction = "x", template = "{text}"), first[1:3, ]))
+})
+
 test_that("choose_for_coding() adds probabilities and follows set.seed()", {
   needs_python()
   data <- data.frame(margin = c(seq(0, 1, length.out = 20), NA))

@@ -1,0 +1,342 @@
+"""Grammars of tool calls: constrained decoding of names and arguments.
+
+With "auto", the grammar applies from the beginning of a call to its end (`LazyMatcher`), so that replies without calls
+do not change. With "required", it applies from the start of the reply.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minhub_py.chat.arguments import types_of
+from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
+from minhub_py.chat.tool_format import ID, KEY, Markup
+from minhub_py.inference.grammar import WHITESPACE, Grammar, GrammarError, Matcher, Vocabulary, schema_text
+from minhub_py.system.console import note
+from minhub_py.system.printable import printable
+
+TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
+COMMON = r"""
+TEXT: /(?s:.*)/
+NL: /[ \n]{0,3}/
+CALL_ID: /[a-zA-Z0-9]{9}/
+INTEGER: /-?(0|[1-9][0-9]{0,17})/
+NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
+PYTHON_STRING: /'([^'\\\n]|\\.)*'/ | /"([^"\\\n]|\\.)*"/
+"""
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """The calls that a reply can have.
+
+    Attributes:
+        required: Whether the reply must be a call, unless it has the schema.
+        parallel: Whether it can have several calls.
+        in_reasoning: Whether the prompt begins the reasoning.
+        schema: JSON schema of a reply without calls.
+    """
+
+    required: bool = False
+    parallel: bool = True
+    in_reasoning: bool = False
+    schema: Mapping[str, Any] | None = None
+
+
+class LazyGrammar:
+    """A grammar of calls that begins with a trigger."""
+
+    def __init__(self, grammar: Grammar, alphabet: MarkerAlphabet, trigger: str, *, at_start: bool, once: bool) -> None:
+        self.grammar, self.alphabet, self.trigger = grammar, alphabet, trigger
+        self.at_start, self.once = at_start, once
+
+    def matcher(self, prefix: Iterable[int] = ()) -> "LazyMatcher":
+        """The state of a new sequence, after the token IDs of `prefix`."""
+        matcher = LazyMatcher(self)
+        for id in prefix:
+            matcher.accept(id)
+        return matcher
+
+
+class LazyMatcher:
+    """The state of a lazy grammar in one sequence."""
+
+    def __init__(self, lazy: LazyGrammar) -> None:
+        self.lazy = lazy
+        self.matcher: Matcher | None = None
+        self.id = lazy.alphabet.id(lazy.trigger) if len(lazy.trigger) == 1 else None
+        self.stream = None if self.id is not None else MarkedStream(lazy.alphabet)
+        self.recent: list[tuple[int, str]] = []  # tokens that may begin the trigger
+        self.searching = True
+
+    def allowed(self) -> Any:
+        """A mask (V,) of the tokens that can come next; None outside of calls."""
+        return None if self.matcher is None else self.matcher.allowed()
+
+    def accept(self, id: int) -> bool:
+        """Advance by a token. Returns whether the reply is complete."""
+        if self.matcher is not None:
+            if not self.matcher.accept(id):
+                return False
+            self.matcher, self.recent = None, []
+            return self.lazy.once
+        if self.stream is None:
+            if id == self.id:
+                self.matcher = self.lazy.grammar.matcher()
+        elif self.searching:
+            self._search(id)
+        return False
+
+    def _search(self, id: int) -> None:
+        """Look for a trigger of several tokens."""
+        assert self.stream is not None
+        trigger = self.lazy.trigger
+        self.recent.append((id, self.stream.step(id)))
+        text = "".join(piece for _, piece in self.recent)
+        index = text.find(trigger)
+        if index < 0:
+            if self.lazy.at_start and text.strip() and not trigger.startswith(text.strip()):
+                self.searching = False
+            while len(text) - len(self.recent[0][1]) >= len(trigger):
+                text = text[len(self.recent.pop(0)[1]) :]
+            return
+        while index >= len(self.recent[0][1]):
+            index -= len(self.recent.pop(0)[1])
+        try:
+            self.matcher = self.lazy.grammar.matcher(id for id, _ in self.recent)
+        except GrammarError:  # the model has begun another call than those of the request
+            self.matcher = None
+        self.recent = []
+
+
+@dataclass
+class _Writer:
+    """Writes the rules of a grammar."""
+
+    markup: Markup
+    rules: list[str] = field(default_factory=list)
+
+    def text(self, internal: str) -> str:
+        """Literals; "" has none."""
+        parts = [self.markup.alphabet.lark(part) for part in internal.split(ID)]
+        return " CALL_ID ".join(parts).strip()
+
+    def rule(self, name: str, body: str) -> str:
+        self.rules.append(f"{name}: " + (body or NOTHING))
+        return name
+
+    def until(self, name: str, stop: str) -> str:
+        """Any text and a string that ends it."""
+        stop = stop.lstrip() or stop
+        marker = next((index for index, char in enumerate(stop) if is_marker(char)), None)
+        if marker == 0 or (marker is not None and not stop[:marker].strip()):
+            return self.rule(name, f"TEXT {self.text(stop[marker:])}")
+        head, rest = (stop, "") if marker is None else (stop[:marker], stop[marker:])
+        self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {TEXT}")
+        return self.rule(name, f"{name}_text {self.text(rest)}")
+
+    # Arguments
+
+    def arguments(self, number: int, schema: Mapping[str, Any]) -> str:
+        """The rule of a tool's arguments after its name."""
+        name, fmt = f"args_{number}", self.markup.tools
+        if fmt.kind in ("json", "name", "channels"):
+            return self.rule(name, json_rule(schema))
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = schema.get("required")
+        required = [key for key in required if key in properties] if isinstance(required, list) else []
+        members = [(self.member(f"{name}_{i}", key, value), key in required)
+                   for i, (key, value) in enumerate(properties.items())]  # fmt: skip
+        if fmt.kind == "tags":
+            body = " ".join(member if needed else f"{member}?" for member, needed in members)
+            return self.rule(name, f"{self.text(fmt.parameter[0])} {body}".strip())
+        opening, closing, comma = ('"("', '")"', '", "') if fmt.kind == "python" else ('"{"', '"}"', '","')
+        return self.rule(name, f"{opening} {sequence(members, comma)} {closing}")
+
+    def member(self, name: str, key: str, schema: Any) -> str:
+        """A parameter with its value."""
+        fmt = self.markup.tools
+        types = types_of(schema)
+        if fmt.kind == "tags":
+            _, before, between, after = (part.replace(KEY, key) for part in fmt.parameter)
+            opening = self.text(before + key + between)
+            if "string" in types or not types:
+                return self.rule(name, f"{opening} {self.until(f'{name}_value', after)}")
+            self.rule(f"{name}_value", json_rule(schema))
+            return self.rule(name, f"{opening} {name}_value {self.text(after)}")
+        if fmt.kind == "python":
+            return self.rule(name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}")
+        return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(types)}")
+
+    def python_value(self, name: str, schema: Any, types: set[str]) -> str:
+        options = {"string": "PYTHON_STRING", "integer": "INTEGER", "number": "NUMBER", "null": '"None"',
+                   "boolean": '("True" | "False")'}  # fmt: skip
+        if types and types <= options.keys():
+            return f"({' | '.join(options[kind] for kind in sorted(types))})"
+        return self.rule(f"{name}_value", json_rule(schema))
+
+    def literal_value(self, types: set[str]) -> str:
+        quote = self.text(self.markup.tools.quote)
+        if not any(rule.startswith("literal:") for rule in self.rules):
+            self.rule("literal_string", f"{quote} TEXT {quote}")
+            self.rule("literal", 'literal_string | NUMBER | "true" | "false" | "null" | literal_list | literal_object')
+            self.rule("literal_list", '"[" (literal ("," literal)*)? "]"')
+            self.rule("literal_object", '"{" (literal_member ("," literal_member)*)? "}"')
+            self.rule("literal_member", '/[a-zA-Z0-9_]+/ ":" literal')
+        options = {"string": "literal_string", "integer": "INTEGER", "number": "NUMBER", "null": '"null"',
+                   "boolean": '("true" | "false")', "array": "literal_list", "object": "literal_object"}  # fmt: skip
+        return f"({' | '.join(options.get(kind, 'literal') for kind in sorted(types))})" if types else "literal"
+
+    # Calls
+
+    def calls(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        """Rules `one` (a call from its name to its end) and `another` (the text before a further call)."""
+        fmt, options = self.markup.tools, []
+        for number, (name, schema) in enumerate(tools.items()):
+            arguments = self.arguments(number, schema)
+            written = json.dumps(name, ensure_ascii=False)[1:-1] if fmt.kind == "json" else name
+            options.append(" ".join(filter(None, (self.text(written + fmt.middle), arguments))))
+        self.rule("named", "\n    | ".join(options))
+        self.rule("one", " ".join(filter(None, ("named", self.text(fmt.tail + fmt.end)))))
+
+    def repeated(self, first: str, parallel: bool) -> str:
+        """A section of calls. first: the text before the first name."""
+        fmt = self.markup.tools
+        parts = [first, "one"]
+        if parallel and fmt.separator is not None:
+            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one)*")
+        return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
+
+    def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
+        """A call of gpt-oss after its recipient's beginning."""
+        internal = self.markup.alphabet.internal
+        channel, message = self.text(internal("<|channel|>")), self.text(internal("<|message|>"))
+        constrain = self.text(internal("<|constrain|>"))
+        options = []
+        for number, (name, schema) in enumerate(tools.items()):
+            form = f'(" " {constrain}? "json")?'
+            options.append(f'{json.dumps(name)} ({channel} "commentary")? {form} {message} '
+                           f"{self.arguments(number, schema)}")  # fmt: skip
+        self.rule("named", "\n    | ".join(options))
+        return f"{first} named"
+
+    def grammar(self, start: str) -> str:
+        return "\n".join((f"start: {start}", *self.rules, COMMON))
+
+
+def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
+    """Members in their order with commas, of which some are optional."""
+    if not members:
+        return ""
+    alternatives = []
+    for index, (member, needed) in enumerate(members):
+        rest = " ".join(f"({comma} {other}){'' if other_needed else '?'}"
+                        for other, other_needed in members[index + 1 :])  # fmt: skip
+        alternatives.append(f"({member} {rest})" if rest else member)
+        if needed:
+            return f"({' | '.join(alternatives)})"
+    return f"({' | '.join(alternatives)})?"
+
+
+def json_rule(schema: Any) -> str:
+    """A rule of JSON text of a schema."""
+    schema = {"type": "object"} if not isinstance(schema, Mapping) or not schema else dict(schema)
+    schema["x-guidance"] = {**WHITESPACE, **(schema.get("x-guidance") or {})}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def usable_schema(vocabulary: Vocabulary, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that compiles: the given one, else without the keywords that are unsupported, else any object."""
+    for candidate in (dict(schema), {**schema, "x-guidance": {"lenient": True}}):
+        try:
+            schema_text(candidate)
+            vocabulary.lark(f"start: {json_rule(candidate)}")
+            return candidate
+        except (ValueError, RecursionError, TypeError):
+            continue
+    note(f"Note: the arguments of the tool {printable(name)[:64]} are any JSON object: its schema is not supported")
+    return {"type": "object"}
+
+
+def tool_grammar(
+    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+) -> Grammar | LazyGrammar:
+    """The grammar of replies that can call tools.
+
+    Args:
+        vocabulary: The model's vocabulary.
+        markup: Formats of the model.
+        tools: JSON schemas of arguments by name.
+        choice: Which calls a reply can have.
+
+    Raises:
+        GrammarError: The grammar is too large, or `choice.schema` is unsupported.
+    """
+    try:
+        return _compile(vocabulary, markup, tools, choice)
+    except GrammarError:
+        usable = {name: usable_schema(vocabulary, name, schema) for name, schema in tools.items()}
+        return _compile(vocabulary, markup, usable, choice)
+
+
+def _compile(
+    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
+) -> Grammar | LazyGrammar:
+    writer, fmt = _Writer(markup), markup.tools
+    for schema in tools.values():
+        try:
+            schema_text(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(str(error)) from error
+    if choice.required or choice.schema is not None:
+        return vocabulary.lark(writer.grammar(_from_start(writer, tools, choice)))
+    if fmt.kind == "channels":
+        trigger = "to=functions."
+        start = writer.channel_calls(tools, "head_text")
+        writer.rules.append(f"head_text[suffix={json.dumps(trigger)}]: {TEXT}")
+        grammar = vocabulary.lark(writer.grammar(start))
+        return LazyGrammar(grammar, markup.alphabet, trigger, at_start=False, once=True)
+    writer.calls(tools)
+    trigger, opening = fmt.trigger or fmt.head, fmt.opening
+    rest = opening[opening.index(trigger) + len(trigger) :]
+    if len(trigger) == 1 and is_marker(trigger):
+        first = writer.text(rest)
+    else:
+        first = f"{writer.until('opening', trigger)} {writer.text(rest)}".strip()
+    # Calls with their own trigger begin anew, as does the grammar.
+    parallel = choice.parallel and fmt.section != ""
+    grammar = vocabulary.lark(writer.grammar(writer.repeated(first, parallel)))
+    return LazyGrammar(grammar, markup.alphabet, trigger, at_start=not fmt.trigger, once=not choice.parallel)
+
+
+def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
+    """The start of a grammar that applies from the first token."""
+    markup, fmt = writer.markup, writer.markup.tools
+    if fmt.kind == "channels":
+        return _channels_from_start(writer, tools, choice)
+    options = [writer.rule("content", json_rule(choice.schema))] if choice.schema is not None else []
+    if tools:
+        writer.calls(tools)
+        options.append(writer.rule("calls", writer.repeated(writer.text(fmt.opening.lstrip()), choice.parallel)))
+    reply = " | ".join(options)
+    before = "NL"
+    if markup.reasoning is not None:
+        opening, closing = markup.reasoning
+        reasoning = writer.until("reasoning", closing)
+        before = f"{reasoning} NL" if choice.in_reasoning else f"({writer.text(opening)} {reasoning})? NL"
+    return f"{before} ({reply})"
+
+
+def _channels_from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice) -> str:
+    """As `_from_start` for gpt-oss: reasoning, then a call or a final message."""
+    internal, text = writer.markup.alphabet.internal, writer.text
+    channel, message = text(internal("<|channel|>")), text(internal("<|message|>"))
+    end, start = text(internal("<|end|>")), text(internal("<|start|>"))
+    writer.rule("before", f'{channel} ("analysis" | "commentary") {message} TEXT {end} {start} "assistant"')
+    recipient = f'(({channel} "commentary to=functions.") | " to=functions.")'
+    options = [writer.rule("call", writer.channel_calls(tools, recipient))] if tools else []
+    if choice.schema is not None:
+        options.append(f'{channel} "final" {message} {writer.rule("content", json_rule(choice.schema))}')
+    return f"before* ({' | '.join(options)})"

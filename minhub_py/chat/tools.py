@@ -1,0 +1,183 @@
+"""Tools: definitions, and conversations with calls and results in the form that a chat template requires.
+
+Messages follow the OpenAI API: an assistant message has `tool_calls`, and a message with role "tool" has a result.
+Templates differ from it (arguments as an object, IDs of 9 characters, no null content), and fail otherwise.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minhub_py.chat.tool_format import Markup
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+VALID_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral's templates reject others
+INSTRUCTIONS = """\
+You can call functions to answer the user. Their signatures, as JSON, are:
+<tools>
+{tools}
+</tools>
+To call a function, write its name and arguments as JSON in this form, and nothing after the last call:
+<tool_call>
+{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>"""
+
+
+def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition `{"type": "function", "function": {…}}` with all fields that templates read."""
+    function = tool.get("function") or tool
+    parameters = function.get("parameters")
+    if not isinstance(parameters, Mapping):
+        parameters = EMPTY
+    if not isinstance(parameters.get("properties"), Mapping):
+        parameters = {**parameters, "properties": {}}
+    return {"type": "function", "function": {
+        "name": function["name"], "description": function.get("description") or "",
+        "parameters": {"type": "object", **parameters},
+    }}  # fmt: skip
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The schemas of the tools' arguments by name."""
+    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in map(complete_tool, tools)}
+
+
+def parse_arguments(arguments: Any) -> dict[str, Any]:
+    """The arguments of an earlier call as an object. Broken JSON is an empty object, as clients read it."""
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        # A lone surrogate cannot be encoded.
+        plain = json.loads(json.dumps(arguments, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}
+
+
+def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has calls or results."""
+    return any(message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages)
+
+
+def prepare(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Messages and tools for a template.
+
+    Args:
+        messages: Messages in the form of the OpenAI API.
+        tools: Definitions of tools.
+        markup: Formats of the model.
+    """
+    prepared = with_matched_results(messages)
+    if not markup.tools.native:
+        return as_text(prepared, tools, markup), []
+    if markup.tools.separator is None:
+        prepared = with_single_calls(prepared)
+    if markup.tools.as_text:
+        for message in prepared:
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return prepared, [complete_tool(tool) for tool in tools]
+
+
+def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with complete calls, and with results that have the ID and name of their call.
+
+    A result belongs to the call with its ID, else to the first call without a result. Without a call, it is a user
+    message: templates reject or drop it.
+    """
+    prepared: list[dict[str, Any]] = []
+    open_calls: list[tuple[Any, dict[str, Any]]] = []  # (ID in the request, call) without a result
+    count = 0
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            complete = []
+            open_calls = []
+            for call in calls:
+                function = call.get("function") or {}
+                id = call.get("id")
+                count += 1
+                complete.append({
+                    "type": "function",
+                    "id": id if isinstance(id, str) and VALID_ID.fullmatch(id) else f"call{count:05d}",
+                    "function": {"name": str(function.get("name") or ""),
+                                 "arguments": parse_arguments(function.get("arguments"))},
+                })  # fmt: skip
+                open_calls.append((id, complete[-1]))
+            rest = {key: value for key, value in message.items() if key != "tool_calls" and value is not None}
+            prepared.append({**rest, "content": message.get("content") or "", "tool_calls": complete})
+        elif message["role"] in ("tool", "function"):
+            id, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
+            found = next((i for i, (known, _) in enumerate(open_calls) if id is not None and known == id), None)
+            if found is None:
+                named = (i for i, (_, call) in enumerate(open_calls) if call["function"]["name"] == name)
+                found = next(named, 0 if open_calls else None)
+            text = message.get("content") or ""
+            if found is None:
+                prepared.append({"role": "user", "content": text})
+                continue
+            _, call = open_calls.pop(found)
+            prepared.append({"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
+                             "content": text})  # fmt: skip
+        else:
+            prepared.append({key: value for key, value in message.items() if key != "tool_calls"})
+            if message["role"] == "assistant":
+                prepared[-1]["content"] = message.get("content") or ""
+    return prepared
+
+
+def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with one call each, followed by its result, for templates that cannot render several."""
+    prepared: list[dict[str, Any]] = []
+    remaining = list(messages)
+    while remaining:
+        message = remaining.pop(0)
+        calls = message.get("tool_calls", [])
+        if len(calls) < 2:
+            prepared.append(message)
+            continue
+        results = {}
+        while remaining and remaining[0]["role"] == "tool":
+            result = remaining.pop(0)
+            results[result["tool_call_id"]] = result
+        for index, call in enumerate(calls):
+            prepared.append({**message, "content": message["content"] if index == 0 else "", "tool_calls": [call]})
+            if call["id"] in results:
+                prepared.append(results[call["id"]])
+    return prepared
+
+
+def as_text(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
+) -> list[dict[str, Any]]:
+    """Messages in which text describes tools, calls and results, for templates without tools."""
+    prepared: list[dict[str, Any]] = []
+
+    def add(role: str, content: str) -> None:
+        """Append a message, or the text to a message of the same role: templates require that roles alternate."""
+        if prepared and prepared[-1]["role"] == role:
+            prepared[-1]["content"] = "\n".join(filter(None, (prepared[-1]["content"], content)))
+        else:
+            prepared.append({"role": role, "content": content})
+
+    if tools:
+        signatures = (json.dumps(complete_tool(tool)["function"], ensure_ascii=False) for tool in tools)
+        add("user" if markup.merged_system else "system", INSTRUCTIONS.format(tools="\n".join(signatures)))
+    for message in messages:
+        role, content = message["role"], message.get("content") or ""
+        if role == "tool":
+            add("user", f"<tool_response>\n{content}\n</tool_response>")
+        elif "tool_calls" in message:
+            calls = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+                     for call in message["tool_calls"]]  # fmt: skip
+            add("assistant", "\n".join(filter(None, (content, *calls))))
+        elif role == "system" and markup.merged_system:
+            add("user", content)
+        elif prepared and prepared[-1]["role"] == role:
+            add(role, content)
+        else:
+            prepared.append({**message, "content": content})
+    return prepared

@@ -1,0 +1,1 @@
+"""Plugins for other programs, which find them as entry points."""

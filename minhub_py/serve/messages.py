@@ -1,0 +1,287 @@
+"""Messages and tools in requests.
+
+Clients send previous replies again, so that a broken call or an image in a result would make each further request of a
+conversation fail. Such parts are accepted in a reduced form.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
+from minhub_py.chat.templates import REASONING_FIELDS
+from minhub_py.chat.tool_grammar import ToolChoice
+from minhub_py.chat.tools import schemas_of
+from minhub_py.serve.models import ServedModel
+from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.system.console import note
+
+MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
+OMITTED = "[{} omitted: the model reads text only]"
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+@dataclass
+class ChatInput:
+    """The conversation of a request and the form of its reply.
+
+    tools: definitions that the prompt contains.
+    allowed: names of the tools that the reply can call.
+    choice: "none", "auto" or "required".
+    parallel: whether the reply can have several calls.
+    variables: variables of the chat template.
+    schema: JSON schema of the reply's text; {} is any object.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+    choice: Literal["none", "auto", "required"] = "none"
+    parallel: bool = True
+    variables: dict[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    separate_reasoning: bool = True
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The schemas of the tools that the reply can call."""
+        schemas = schemas_of(self.tools)
+        return {name: schemas[name] for name in self.allowed}
+
+
+async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
+    """The token IDs of the prompt."""
+    variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
+    return await served.encode_chat(chat.messages, variables)
+
+
+async def reply_settings(
+    served: ServedModel, chat: ChatInput, ids: Sequence[int], stop_ids: frozenset[int], name: str = "tools"
+) -> dict[str, Any]:
+    """The settings of `Generation.add` for a reply: end tokens, grammar and parser.
+
+    stop_ids: token IDs that end replies without calls.    name: the field of the tools or the schema.
+    """
+    markup = served.template.markup
+    settings: dict[str, Any] = {"stop_ids": stop_ids, "grammar": None}
+    active = chat.choice != "none" and bool(chat.allowed)
+    parsed = markup.tools.kind == "channels" or (markup.reasoning is not None and chat.separate_reasoning)
+    prompt = served.tokenizer.decode(list(ids[-64:]), skip_special_tokens=False)
+    schemas = chat.schemas if active else None
+    if active or parsed:
+        settings["new_parser"] = lambda: ReplyParser(markup, schemas, prompt, ids)
+    in_reasoning = begins_reasoning(markup, prompt)
+    if active:
+        settings["stop_ids"] = settings["stop_ids"] | markup.end_ids
+        choice = ToolChoice(chat.choice == "required", chat.parallel, in_reasoning, chat.schema)
+        settings["grammar"] = await call_grammar(served, schemas or {}, choice, name)
+    elif chat.schema is not None:
+        if parsed:
+            settings["grammar"] = await served.tool_grammar({}, ToolChoice(True, True, in_reasoning, chat.schema), name)
+        else:
+            settings["grammar"] = await served.grammar(chat.schema or None, name)
+    return settings
+
+
+async def call_grammar(served: ServedModel, schemas: Mapping[str, Any], choice: ToolChoice, name: str) -> Any:
+    """The grammar of calls. Without a grammar for this tokenizer, calls are optional and not constrained."""
+    try:
+        _ = await served.schemas.run(lambda: served.vocabulary)
+    except ValueError as error:
+        if choice.required or choice.schema is not None:
+            raise invalid(str(error), name, "schema") from error
+        note(f"Note: arguments of tool calls are not constrained: {error}")
+        return None
+    return await served.tool_grammar(schemas, choice, name)
+
+
+def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:
+    """Messages with a role and a content string, calls and results.
+
+    max_length: maximum number of messages, and of parts of each, because each has at least one token.
+    """
+    if not isinstance(values, list) or not values:
+        raise invalid(f"{name} must be a list of at least one message", name)
+    check_count(values, max_length, name)
+    messages = []
+    for index, value in enumerate(values):
+        path = f"{name}[{index}]"
+        fields = Fields(value, path)
+        role = fields.string("role")
+        if role not in ROLES:
+            allowed = "system, developer, user, assistant or tool"
+            raise invalid(f"{path}.role must be {allowed}, not {role!r}", f"{path}.role")
+        is_result = role in ("tool", "function")
+        if not is_result:
+            fields.reject("images")
+        content = parse_content(fields.get("content"), max_length, f"{path}.content", omit=is_result)
+        message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
+        if is_result:
+            message |= {"role": "tool", "tool_call_id": fields.string("tool_call_id"),
+                        "name": fields.string("name") or fields.string("tool_name")}  # fmt: skip
+        elif role == "assistant":
+            calls = parse_calls(fields, max_length)
+            reasoning = next(
+                (text for key in REASONING_FIELDS if isinstance(text := fields.get(key), str) and text), ""
+            )
+            message |= {"tool_calls": calls} if calls else {}
+            message |= {"reasoning_content": check_string(reasoning, f"{path}.reasoning_content")} if reasoning else {}
+        messages.append({key: value for key, value in message.items() if value is not None})
+    return messages
+
+
+def parse_calls(message: Fields, max_length: int) -> list[dict[str, Any]]:
+    """The calls of an assistant message. Calls without a name are dropped."""
+    values = message.get("tool_calls")
+    values = values if isinstance(values, list) else []
+    check_count(values, max_length, f"{message.path}.tool_calls")
+    if isinstance(legacy := message.get("function_call"), Mapping):
+        values = [*values, {"function": legacy}]
+    calls = []
+    for value in values:
+        function = value.get("function") if isinstance(value, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            calls.append(make_call(value.get("id"), function["name"], function.get("arguments")))
+    return calls
+
+
+def make_call(id: Any, name: str, arguments: Any) -> dict[str, Any]:
+    """A call of a message, without lone surrogates, which UTF-8 cannot encode."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    function = {"name": valid_unicode(name), "arguments": valid_unicode(text)}
+    return {"id": id if isinstance(id, str) else None, "type": "function", "function": function}
+
+
+def valid_unicode(text: str) -> str:
+    """Text with lone surrogates replaced."""
+    return text.encode(errors="replace").decode()
+
+
+def check_count(values: list[Any], max_length: int, name: str) -> None:
+    """Reject lists with more elements than the context has tokens."""
+    if len(values) > max_length:
+        raise invalid(
+            f"{name} has {len(values):,} elements, but the context has {max_length:,} tokens: shorten it",
+            name, "context_length_exceeded",
+        )  # fmt: skip
+
+
+def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False) -> str:
+    """The text of a message's content, which is a string or a list of parts. omit: replace other parts by a note."""
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        return valid_unicode(value) if omit and isinstance(value, str) else check_string(value, name)
+    check_count(value, max_length, name)
+    texts = []
+    for index, part in enumerate(value):
+        fields = Fields({"text": part} if isinstance(part, str) else part, f"{name}[{index}]")
+        kind = fields.get("type")
+        if kind in (None, "text", "input_text", "output_text"):
+            texts.append(fields.string("text") or "")
+        elif kind == "refusal":
+            texts.append(fields.string("refusal") or "")
+        elif omit:
+            texts.append(OMITTED.format("image" if "image" in str(kind) else "content"))
+        else:
+            raise invalid(f"{name}[{index}] has type {kind!r}: only text is supported", name)
+    return "\n".join(texts)
+
+
+# Tools
+
+
+def parse_tools(value: Any, name: str = "tools") -> list[dict[str, Any]]:
+    """Definitions of functions, also in the flat form of responses. Tools that run in the server are skipped."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise invalid(f"{name} must be a list of at most {MAX_TOOLS} tools", name)
+    tools: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(value):
+        fields = Fields(item, f"{name}[{index}]")
+        kind = fields.string("type") or "function"
+        if kind == "custom" and fields.get("custom") is not None:
+            raise invalid(f"{name}[{index}] has type custom: use a function", name, "unsupported")
+        if kind not in ("function", "custom"):
+            continue
+        function = fields.object("function") if fields.get("function") is not None else fields
+        schema = function.get("input_schema") or function.get("parameters")
+        add_tool(tools, function, schema, f"{name}[{index}]")
+    return list(tools.values())
+
+
+def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, path: str) -> None:
+    """Add a tool's definition."""
+    name = function.string("name")
+    if not name or len(name) > MAX_TOOL_NAME or not name.isprintable():
+        raise invalid(f"{path} needs a name of 1 to {MAX_TOOL_NAME} printable characters", path)
+    if name in tools:
+        raise invalid(f"{path} has the same name as another tool, {name!r}: rename it", path)
+    description = function.get("description")
+    tools[name] = {"type": "function", "function": {
+        "name": name, "description": valid_unicode(description) if isinstance(description, str) else "",
+        "parameters": valid_schema(schema) if isinstance(schema, Mapping) else None,
+    }}  # fmt: skip
+
+
+def valid_schema(schema: Mapping[str, Any]) -> Any:
+    """A schema without lone surrogates."""
+    return json.loads(valid_unicode(json.dumps(schema, ensure_ascii=False)))
+
+
+def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str = "tool_choice") -> None:
+    """Apply the tool choice of the OpenAI APIs to the tools of a request."""
+    names = [tool["function"]["name"] for tool in chat.tools]
+    chat.allowed, chat.parallel = names, parallel
+    chat.choice = "auto" if names else "none"
+    if value is None:
+        return
+    if isinstance(value, str):
+        if value not in ("none", "auto", "required", "any"):
+            raise invalid(f"{name} must be none, auto, required or an object, not {value!r}", name)
+        chat.choice = "required" if value == "any" else value  # type: ignore[assignment]
+    else:
+        fields = Fields(value, name)
+        kind = fields.string("type")
+        nested = fields.object("allowed_tools") if fields.get("allowed_tools") is not None else fields
+        if kind == "allowed_tools":
+            chat.choice = "required" if nested.string("mode") == "required" else "auto"
+            items = nested.get("tools")
+            items = items if isinstance(items, list) else []
+            allowed = [item.get("name") or (item.get("function") or {}).get("name")
+                       for item in items if isinstance(item, Mapping)]  # fmt: skip
+        elif kind in ("function", "tool"):
+            chat.choice = "required"
+            allowed = [(fields.object("function") if fields.get("function") is not None else fields).string("name")]
+        else:
+            raise invalid(f"{name}.type must be function or allowed_tools, not {kind!r}", name, "unsupported")
+        if missing := [item for item in allowed if item not in names]:
+            raise invalid(f"{name} has the tool {missing[0]!r}, which is not in tools: add it", name)
+        chat.allowed = [item for item in names if item in allowed]
+    if chat.choice == "required" and not chat.allowed:
+        raise invalid(f"{name} requires a call, but there are no tools: add tools", name)
+    if chat.choice == "none":
+        chat.tools, chat.allowed = [], []
+
+
+def set_effort(chat: ChatInput, served: ServedModel, effort: Any, name: str = "reasoning_effort") -> None:
+    """Apply an effort of reasoning: a level, or "none" to switch reasoning off."""
+    if effort is None:
+        return
+    if isinstance(effort, bool):
+        set_thinking(chat, served, effort)
+        return
+    effort = check_string(effort, name)
+    if effort in ("none", "off", "disabled"):
+        set_thinking(chat, served, False)
+        return
+    chat.variables.setdefault("reasoning_effort", effort)
+    set_thinking(chat, served, True)
+
+
+def set_thinking(chat: ChatInput, served: ServedModel, enabled: bool) -> None:
+    """Switch reasoning on or off, if the template has a variable for it."""
+    if switch := served.template.markup.switch:
+        chat.variables.setdefault(switch, enabled)

@@ -1,0 +1,62 @@
+"""Complete replies with their reasoning and tool calls."""
+
+import secrets
+import string
+from dataclasses import dataclass, field
+
+from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.models import Generation
+
+ID_CHARACTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9  # as Mistral's templates require
+
+
+@dataclass
+class Call:
+    """A tool call. arguments: JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class ParsedReply:
+    """A reply.    end: "stop" or "length"."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    end: str = "length"
+
+    @property
+    def finish_reason(self) -> str:
+        """The finish reason of chat completions."""
+        return "tool_calls" if self.calls and self.end == "stop" else self.end
+
+    def add(self, delta: Delta) -> None:
+        """Append a delta."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.end = delta.end or self.end
+        for event in delta.events:
+            if event.kind == "reasoning":
+                self.reasoning += event.text
+            elif event.kind == "call":
+                self.calls.append(Call(new_call_id(), event.text))
+            elif event.kind == "arguments":
+                self.calls[event.index].arguments += event.text
+
+
+async def collect_replies(generation: Generation) -> list[ParsedReply]:
+    """The replies of all requests."""
+    replies = [ParsedReply() for _ in generation.requests]
+    async for index, delta in generation.deltas():
+        replies[index].add(delta)
+    return replies
+
+
+def new_call_id() -> str:
+    """An ID of a call."""
+    return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))

@@ -1,0 +1,90 @@
+"""Training of an adapter: the model of a run with the setting `lora`, and the files of its checkpoints.
+
+The base is frozen and never saved. A checkpoint contains the adapter in PEFT's format, which is also the result of the
+run: `from_pretrained(base, adapter=RUN)`, or PEFT.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from minhub_py.adapters.attach import attach, new_adapter, save_adapter
+from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig
+from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.models.base import LanguageModel
+from minhub_py.system.spelling import setting, unknown
+from minhub_py.training.errors import read_object, reading
+
+FILES = (CONFIG, WEIGHTS, "tokenizer.json")
+# Settings of `lora`, short and as in PEFT -> fields of AdapterConfig.
+NAMES = {"r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules",
+         "rslora": "use_rslora", "dora": "use_dora", "save": "modules_to_save"}  # fmt: skip
+NAMES |= {name: name for name in (*NAMES.values(), "exclude_modules", "rank_pattern", "alpha_pattern",
+                                  "layers_to_transform")}  # fmt: skip
+
+
+def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
+    """The settings of a new adapter. Defaults: all linear layers, alpha = 2 r. ValueError: a setting is invalid."""
+    if invalid := sorted(set(lora) - set(NAMES)):
+        raise ValueError(f"{setting('lora')}: {unknown(invalid, sorted(NAMES))}")
+    values: dict[str, Any] = {"target_modules": ALL_LINEAR, **{NAMES[name]: value for name, value in lora.items()}}
+    values.setdefault("r", 16)
+    values.setdefault("lora_alpha", 2 * values["r"])
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    if isinstance(targets := values["target_modules"], str) and targets != ALL_LINEAR and "," in targets:
+        values["target_modules"] = tuple(name.strip() for name in targets.split(","))
+    if values.get("modules_to_save"):
+        raise ValueError(f"{setting('lora')}: save is not supported: all trained weights are factors of linear layers")
+    try:
+        return AdapterConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{setting('lora')}: {error}") from error
+
+
+def adapted_model(
+    base: LanguageModel, lora: Mapping[str, Any], newest: Path | None, *, start: str | None, revision: str | None,
+    seed: int,
+) -> LanguageModel:  # fmt: skip
+    """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained."""
+    if newest is not None:
+        with reading(newest / WEIGHTS):
+            adapter = read_adapter(newest, base)
+    else:
+        config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
+        adapter = new_adapter(base, config, seed)
+    for parameter in base.parameters():
+        parameter.requires_grad_(False)
+    return attach(base, adapter)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model that are trained, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def save(model: LanguageModel, folder: Path, tokenizer_files: Mapping[str, bytes]) -> None:
+    """Write the adapter and the tokenizer."""
+    save_adapter(model, folder)
+    for name, content in tokenizer_files.items():
+        (folder / name).write_bytes(content)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder contains an adapter."""
+    return (folder / CONFIG).exists()
+
+
+def check_files(folder: Path) -> None:
+    """CorruptError: a file of an adapter is missing or not readable."""
+    for name in FILES:
+        with reading(folder / name):
+            (folder / name).stat()
+    read_object(folder / CONFIG)
+    with reading(folder / WEIGHTS):
+        open_safetensors(folder / WEIGHTS)

@@ -1,0 +1,20 @@
+"""Inputs with which `make fuzz` found a fault are answered correctly."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzz_targets import OPEN, TARGETS
+
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*/*.bin"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    OPEN.close()
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_earlier_failures_are_answered_correctly(path: Path, tmp_path: Path) -> None:
+    TARGETS[path.parent.name](path.read_bytes(), tmp_path)

@@ -1,0 +1,180 @@
+"""Tool calls and reasoning in the APIs, with unmodified clients and models that write given replies."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from scripted import Script, scripted_model
+from served_models import user
+from tool_templates import SCHEMA, TOOLS
+
+from minhub_py.serve.catalog import Models
+from minhub_py.serve.models import ServedModel
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
+
+NAMES = ("hermes", "named", "tags", "channels", "without tools")
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+ARGUMENTS = {"city": "Oslo", "days": 2}
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[dict[str, tuple[ServedModel, Script]]]:
+    models = {name: scripted_model(name) for name in NAMES}
+    yield models
+    for served, _ in models.values():
+        served.engine.close()
+
+
+@pytest.fixture(scope="module")
+def address(scripted: Any) -> Iterator[str]:
+    with BackgroundServer(Server(Models([served for served, _ in scripted.values()])), grace=0.2) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def script(scripted: Any) -> Script:
+    return scripted["hermes"][1]
+
+
+def ask_openai(client: Any, script: Script, reply: str, **settings: Any) -> Any:
+    """The message and finish reason of a reply, complete and streamed."""
+    settings = {"model": "hermes", "messages": user("Weather?"), "tools": TOOLS, **settings}
+    script.replies.append(reply)
+    complete = client.chat.completions.create(**settings).choices[0]
+    script.replies.append(reply)
+    with client.chat.completions.stream(**settings) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == complete.finish_reason
+    assert (streamed.message.content or None) == (complete.message.content or None)
+    calls = [[(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+             for choice in (complete, streamed)]  # fmt: skip
+    assert calls[0] == calls[1]
+    extra = [choice.message.model_extra.get("reasoning_content") for choice in (complete, streamed)]
+    assert extra[0] == extra[1]
+    return complete
+
+
+def test_openai_receives_calls_and_reasoning(client: Any, script: Script, scripted: Any) -> None:
+    choice = ask_openai(client, script, f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}")
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    assert choice.message.model_extra["reasoning"] == "Hm."
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [ARGUMENTS, ARGUMENTS]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert ask_openai(client, script, "Hello <b>!").message.content == "Hello <b>!"
+    assert ask_openai(client, script, f"{CALL} {CALL}", parallel_tool_calls=False).message.tool_calls[1:] == []
+    script.replies.append(CALL)
+    cut = client.chat.completions.create(model="hermes", messages=user("?"), tools=TOOLS, max_tokens=40).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls[0].function.name) == ("length", "get_weather")
+    text = ask_openai(client, script, CALL, tool_choice="none")
+    assert (text.finish_reason, text.message.tool_calls) == ("stop", None)
+    stopped = ask_openai(client, script, f"I look. {CALL}", stop=["Oslo", "look"])
+    assert (stopped.finish_reason, stopped.message.content) == ("stop", "I ")
+    assert ask_openai(client, script, CALL, stop=["Oslo"]).finish_reason == "tool_calls"  # in arguments
+    for name, reply in (
+        ("named", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Oslo", "days": 2}'),
+        ("tags", "Hm.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
+         "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"),
+        ("channels", '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.'
+         'get_weather<|message|>{"city": "Oslo", "days": 2}<|call|>'),
+        ("without tools", CALL),
+    ):  # fmt: skip
+        choice = ask_openai(client, scripted[name][1], reply, model=name.replace(" ", "-"))
+        assert choice.message.tool_calls, (name, choice)
+        [call] = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", ARGUMENTS), name
+        reasoning = "Hm." if name in ("tags", "channels") else None
+        assert choice.message.model_extra.get("reasoning_content") == reasoning
+
+
+def test_a_conversation_continues_after_calls(client: Any, script: Script, http: httpx2.Client) -> None:
+    """The client's message and results are in the next prompt."""
+    script.replies.append(f"<think>\nHm.\n</think>\n\n{CALL}")
+    message = client.chat.completions.create(model="hermes", messages=user("?"), tools=TOOLS).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    messages = [*user("?"), message.to_dict(), result]
+    prompt = http.post("/apply-template", json={"model": "hermes", "messages": messages, "tools": TOOLS}).json()
+    assert CALL in prompt["prompt"]
+    assert "<think>\nHm.\n</think>" in prompt["prompt"]
+    assert prompt["prompt"].endswith("<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n")
+    assert ask_openai(client, script, "Sunny.", messages=messages).message.content == "Sunny."
+
+
+def test_required_calls_are_valid_without_a_script(client: Any) -> None:
+    """A model that has learned nothing calls a tool of the request, with arguments of its schema."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"],
+        "additionalProperties": False}}} for name in ("first", "second")]  # fmt: skip
+    for name in ("hermes", "named", "without-tools", "channels"):
+        settings = {"model": name, "messages": user("?"), "tools": tools, "temperature": 1.5, "max_tokens": 200}
+        settings |= {"parallel_tool_calls": False, "logprobs": True}
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+            {"type": "function", "function": {"name": "second"}}]}}  # fmt: skip
+        for seed, choice in enumerate(("required", {"type": "function", "function": {"name": "second"}}, allowed)):
+            reply = client.chat.completions.create(**settings, seed=seed, tool_choice=choice).choices[0]
+            if name in ("hermes", "channels") and reply.finish_reason == "length":  # endless reasoning
+                continue
+            assert reply.message.tool_calls, (name, choice, reply.finish_reason, reply.message)
+            [call] = reply.message.tool_calls
+            assert reply.finish_reason == "tool_calls"
+            assert call.function.name in (("first", "second") if choice == "required" else ("second",))
+            assert 0 <= json.loads(call.function.arguments)["n"] <= 99
+
+
+def test_replies_without_calls_do_not_change(client: Any) -> None:
+    settings = {"model": "without-tools", "max_tokens": 40, "temperature": 1.5, "seed": 3}
+    system = {"role": "system", "content": "x"}
+    plain = client.chat.completions.create(**settings, messages=[system, *user("?")], logprobs=True).choices[0]
+    # The prompt of a model without tools describes them; with "none" it does not.
+    same = client.chat.completions.create(
+        **settings, messages=[system, *user("?")], logprobs=True, tools=TOOLS, tool_choice="none"
+    ).choices[0]
+    assert same.message.content == plain.message.content
+    assert same.logprobs == plain.logprobs
+
+
+def test_responses_have_items(client: Any, script: Script) -> None:
+    flat = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
+    flat[1]["parameters"] = {"type": "object", "properties": {}}
+    ask = {"model": "hermes", "input": "Weather?", "tools": [*flat, {"type": "web_search"}]}
+    reply = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
+    script.replies += [reply, reply]
+    complete = client.responses.create(**ask)
+    with client.responses.stream(**ask) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+    assert kinds[-1] == "response.completed"
+    assert "response.function_call_arguments.delta" in kinds
+    for response in (complete, streamed):
+        reasoning, message, call = response.output
+        assert reasoning.summary[0].text == "Hm."
+        assert message.content[0].text == "I look."
+        assert (call.name, json.loads(call.arguments), call.id) == ("get_weather", ARGUMENTS, call.call_id)
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+    items = [item.to_dict() for item in complete.output]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "s"}]}
+    script.replies.append("Sunny.")
+    history = [{"role": "user", "content": "?"}, *items, result]
+    assert client.responses.create(**{**ask, "input": history}).output_text == "Sunny."
+    assert client.post("/responses/input_tokens", cast_to=dict, body=ask)["input_tokens"] > 100
+
+
+def test_reasoning_can_be_switched(client: Any, http: httpx2.Client, script: Script) -> None:
+    def prompt(**fields: Any) -> str:
+        return http.post("/apply-template", json={"model": "hermes", "messages": user("?"), **fields}).json()["prompt"]
+
+    closed = "<think>\n\n</think>\n\n"
+    assert prompt().endswith("<|im_start|>assistant\n")
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert prompt(**fields).endswith(closed)
+    assert not prompt(reasoning_effort="high").endswith(closed)
+    raw = "<think>\nHm.\n</think>\n\nYes."
+    choice = ask_openai(client, script, raw, tools=[], extra_body={"reasoning_format": "none"})
+    assert choice.message.content.strip() in (raw, "\nHm.\n\n\nYes.".strip())  # special tokens have no text
+    assert ask_openai(client, script, raw, tools=[]).message.content == "Yes."
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    text = ask_openai(client, script, '<think>\nHm.\n</think>\n\n{"city": "Oslo"}', tools=[], response_format=form)
+    assert (text.message.content, text.message.model_extra["reasoning"]) == ('{"city": "Oslo"}', "Hm.")
