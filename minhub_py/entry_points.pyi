@@ -25,8 +25,10 @@ from minhub_py.models.granite import Granite
 from minhub_py.models.granite import GraniteHybrid
 from minhub_py.models.hunyuan import Hunyuan
 from minhub_py.models.internlm3 import InternLM3
+from minhub_py.models.lfm2 import Lfm2
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
+from minhub_py.models.mixtral import Mixtral
 from minhub_py.models.modernbert import ModernBert
 from minhub_py.models.mpnet import MPNet
 from minhub_py.models.olmo2 import Olmo2
@@ -155,6 +157,27 @@ __all__ = [
     "qwen35",
     "qwen35_from_config",
     "qwen35_from_pretrained",
+    "qwen35moe",
+    "qwen35moe_from_config",
+    "qwen35moe_from_pretrained",
+    "qwen3next",
+    "qwen3next_from_config",
+    "qwen3next_from_pretrained",
+    "mixtral",
+    "mixtral_from_config",
+    "mixtral_from_pretrained",
+    "olmoe",
+    "olmoe_from_config",
+    "olmoe_from_pretrained",
+    "qwen3moe",
+    "qwen3moe_from_config",
+    "qwen3moe_from_pretrained",
+    "lfm2",
+    "lfm2_from_config",
+    "lfm2_from_pretrained",
+    "lfm2moe",
+    "lfm2moe_from_config",
+    "lfm2moe_from_pretrained",
     "t5",
     "t5_from_config",
     "t5_from_pretrained",
@@ -993,9 +1016,17 @@ class Qwen35Settings(TypedDict, total=False):
     id2label: dict[str, Any] | None
     num_labels: int | None
     problem_type: str | None
+    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int] | None
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -1021,6 +1052,71 @@ class Qwen35Settings(TypedDict, total=False):
     rope_theta: float
     rope_scaling: dict[str, Any] | None
     partial_rotary_factor: float
+
+class MixtralSettings(TypedDict, total=False):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int] | None
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any] | None
+    attention_bias: bool
+    sliding_window: int | None
+    use_sliding_window: bool
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Lfm2Settings(TypedDict, total=False):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    block_ff_dim: int | None
+    block_auto_adjust_ff_dim: bool
+    block_ffn_dim_multiplier: float | None
+    block_multiple_of: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    layer_types: list[str] | None
+    full_attn_idxs: list[int] | None
+    conv_L_cache: int
+    conv_bias: bool
+    moe_intermediate_size: int
+    num_dense_layers: int
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    use_expert_bias: bool
+    max_position_embeddings: int
+    norm_eps: float
+    rope_parameters: dict[str, Any] | None
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
 
 class T5Settings(TypedDict, total=False):
     vocab_size: int
@@ -1935,6 +2031,146 @@ def qwen35_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
+
+def qwen35moe(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
+def qwen35moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+def qwen35moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+
+def qwen3next(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
+def qwen3next_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+def qwen3next_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+
+def mixtral(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def mixtral_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def mixtral_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def olmoe(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def olmoe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def olmoe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def qwen3moe(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def qwen3moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def qwen3moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def lfm2(**config: Unpack[Lfm2Settings]) -> Lfm2: ...
+def lfm2_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+def lfm2_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+
+def lfm2moe(**config: Unpack[Lfm2Settings]) -> Lfm2: ...
+def lfm2moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+def lfm2moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
 
 def t5(**config: Unpack[T5Settings]) -> T5: ...
 def t5_from_config(
