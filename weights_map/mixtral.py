@@ -91,8 +91,9 @@ def gguf_with_experts(
     experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
     experts |= {key: name for name, key in settings.items()}
     kept = {key: name for key, name in base.settings.items() if model_type != "olmoe" or name != "head_dim"}
-    settings_of_file = {**kept, **experts}
-    return replace(base, model_type=model_type, model_types=(model_type,), settings=settings_of_file, rows=tuple(rows))
+    return replace(
+        base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows), model_types=(model_type,)
+    )
 
 
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}

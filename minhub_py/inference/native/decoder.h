@@ -112,6 +112,7 @@ enum {
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
+    ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
@@ -156,6 +157,7 @@ typedef struct { /* the cached keys and values of one sequence and KV head */
     int32_t dtype;
     float scale, cap; /* of the scores; cap 0: none */
     int64_t reach;    /* largest distance in a query's bias */
+    float slope;      /* added to the scores, times the key's position minus the query's; 0: none */
 } kv_head;
 
 typedef struct { /* one token's query of one head */

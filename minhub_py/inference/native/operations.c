@@ -166,7 +166,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
-    const float *table = op->second.data;
+    const int alibi = op->flags & ALIBI && op->kind == ATTEND;
+    const float *table = alibi ? NULL : op->second.data;
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
@@ -182,7 +183,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
-            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R};
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .slope = alibi ? ((const float *)op->second.data)[head] : 0};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)
