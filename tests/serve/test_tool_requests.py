@@ -54,8 +54,10 @@ def assistant(arguments: Any, **fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [call], **fields}
 
 
-@pytest.mark.parametrize("arguments", ["", "[]", '{"a": 1', "null", '"text"', None, 7, {"a": "\ud800"}, '{"a": "\\ud800"}',
-                                       "[" * 5000])  # fmt: skip
+BROKEN = ["", "[]", '{"a": 1', "null", '"text"', None, 7, {"a": "\ud800"}, '{"a": "\\ud800"}', "[" * 5000]
+
+
+@pytest.mark.parametrize("arguments", BROKEN, ids=range(len(BROKEN)))
 def test_broken_calls_in_the_history_do_not_end_a_conversation(http, script: Script, arguments: Any) -> None:
     result = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
     history = [*user("?"), assistant(arguments, content=None), result, *user("And?")]
