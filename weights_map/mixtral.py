@@ -110,10 +110,12 @@ def gguf_with_experts(
     experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
     experts |= {key: name for name, key in settings.items()}
     kept = {key: name for key, name in base.settings.items() if model_type != "olmoe" or name != "head_dim"}
-    types = (model_type,)
-    return replace(base, model_type=model_type, model_types=types, settings={**kept, **experts}, rows=tuple(rows))
+    return replace(
+        base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows), model_types=(model_type,)
+    )
 
 
+ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 gguf = (
     replace(
         gguf_with_experts(
@@ -124,14 +126,14 @@ gguf = (
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("qwen3moe", flags={"attention_bias": "blk.0.attn_q.bias"}), "qwen3_moe", "mlp",
+            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS), "qwen3_moe", "mlp",
             PROJECTIONS, moe_intermediate_size="expert_feed_forward_length",
         ),
         derive=lambda settings: {"norm_topk_prob": True},
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("olmoe", flags={"attention_bias": "blk.0.attn_q.bias"}), "olmoe", "mlp", PROJECTIONS
+            gguf_architecture("olmoe", flags=ATTENTION_BIAS), "olmoe", "mlp", PROJECTIONS
         ),
         required={"expert_gating_func": 1, "expert_weights_norm": False},
     ),
