@@ -1,4 +1,4 @@
-"""Weight tables of Mixtral, Qwen 3 MoE and OLMoE, which name the matrices of the experts differently.
+"""Weight tables of Mixtral, Qwen 3 MoE, OLMoE and Granite MoE, which name the matrices of the experts differently.
 
 A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate above up. On the
 native side each matrix is apart, in both cases a view of the file.
@@ -7,8 +7,8 @@ native side each matrix is apart, in both cases a view of the file.
 from dataclasses import replace
 
 from weights_map.engine import Row, Table, same, tie, unstack
-from weights_map.gguf import GGUFArchitecture, pairs_to_halves
-from weights_map.llama import gguf_architecture
+from weights_map.gguf import GGUFArchitecture
+from weights_map.llama import PAIRS, gguf_architecture
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -67,11 +67,30 @@ def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
 
 
 W123 = ("w1", "w3", "w2")  # gate, up and down
+GRANITE, NATIVE = "model.layers.{}.block_sparse_moe", "layers.{}.mlp"
+GATE_UP = (f"{NATIVE}.experts.gate_proj.{{}}", f"{NATIVE}.experts.up_proj.{{}}")
+granite = new_table("granitemoe", "mlp", PROJECTIONS)
 tables = (
     new_table("mixtral", "block_sparse_moe", W123),
     new_table("qwen3_moe", "mlp", PROJECTIONS),
     new_table("olmoe", "mlp", PROJECTIONS),
-)
+    replace(
+        granite,
+        rows=(
+            *(row for row in granite.rows if ".mlp." not in str(row.hub)),
+            Row(f"{GRANITE}.router.layer.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.input_linear.weight", GATE_UP, unstack("num_experts", 2), optional=True),
+            Row(f"{GRANITE}.output_linear.weight", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
+                optional=True),
+            # In transformers' memory
+            Row(f"{GRANITE}.gate.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.router.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.experts.gate_up_proj", GATE_UP, unstack("num_experts", 2), optional=True),
+            Row(f"{GRANITE}.experts.down_proj", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
+                optional=True),
+        ),
+    ),
+)  # fmt: skip
 
 
 def gguf_with_experts(
@@ -96,24 +115,25 @@ def gguf_with_experts(
     )
 
 
+ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 gguf = (
     replace(
         gguf_with_experts(
-            gguf_architecture("llama", pairs_to_halves("num_attention_heads"), pairs_to_halves("num_key_value_heads")),
+            gguf_architecture("llama", *PAIRS, flags={}),
             "mixtral", "block_sparse_moe", W123,
         ),
         with_experts=True,
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("qwen3moe", flags={"attention_bias": "blk.0.attn_q.bias"}), "qwen3_moe", "mlp",
+            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS), "qwen3_moe", "mlp",
             PROJECTIONS, moe_intermediate_size="expert_feed_forward_length",
         ),
         derive=lambda settings: {"norm_topk_prob": True},
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("olmoe", flags={"attention_bias": "blk.0.attn_q.bias"}), "olmoe", "mlp", PROJECTIONS
+            gguf_architecture("olmoe", flags=ATTENTION_BIAS), "olmoe", "mlp", PROJECTIONS
         ),
         required={"expert_gating_func": 1, "expert_weights_norm": False},
     ),

@@ -42,6 +42,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
 #define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
+#define TEXT_TOKENS 256  /* the same with weights `by_columns`, whose chunks have at most 128 outputs */
 #define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
 #define MAX_CHOICES 2048 /* selected experts of all tokens of a call */
 #define MAX_EXPERTS 1024 /* of a layer */
@@ -59,6 +60,7 @@ typedef struct {
     int64_t stride;       /* bytes between stored rows */
     int32_t dtype, transposed;
     int32_t int8_inputs;  /* INT8, NF4: quantize activations to 8 bits instead of 16 */
+    int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
 typedef struct {

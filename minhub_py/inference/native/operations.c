@@ -120,10 +120,11 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
-    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of an encoder's prompt, which is not divided into chunks */
-        linear(op, c, in, out, MAX_TOKENS, alone);
-        in += MAX_TOKENS * c->width;
-        out += MAX_TOKENS * c->width;
+    const int64_t block = w->by_columns ? TEXT_TOKENS : MAX_TOKENS;
+    for (; tokens > block; tokens -= block) { /* of an encoder's prompt, which is not divided into chunks */
+        linear(op, c, in, out, block, alone);
+        in += block * c->width;
+        out += block * c->width;
     }
     if (op->low_a.data) {
         const operation part = {.kind = LINEAR, .weight = op->low_a};
@@ -131,9 +132,9 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     }
     linear_kernel *kernel = select_kernel(w, tokens);
     const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
-    const int64_t unit = w->transposed ? 64 : complete_panels ? 32 : 8;
+    const int64_t unit = w->transposed || w->by_columns ? 64 : complete_panels ? 32 : 8;
     int64_t most = max64((1 << 17) / w->stride, unit); /* outputs of a chunk */
-    most = w->transposed ? MAX_OUTPUTS : min64(most, MAX_OUTPUTS);
+    most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
     const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};

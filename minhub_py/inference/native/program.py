@@ -82,12 +82,14 @@ RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a mul
 class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
+    by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
     references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
     token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by
     the size of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_columns: bool = False) -> None:
+        self.by_columns = by_columns
         self.references: list[Tensor] = []
         self.arrays: list[Any] = []
         self.angles: dict[Rope, Tensor] = {}
@@ -447,6 +449,7 @@ class Program:
         if is_quantized:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        matrix.by_columns = self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
         self.references.append(weight.detach())
         return matrix
 
