@@ -45,10 +45,11 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.analysis.tuned_lens import tuned_lens as tuned_lens
     from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
-    from minhub_py.chat.conversation import Reply as Reply
-    from minhub_py.chat.conversation import ReplySettings as ReplySettings
+    from minhub_py.chat.turns import Reply as Reply
+    from minhub_py.chat.turns import ReplySettings as ReplySettings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
     from minhub_py.entry_points import *  # noqa: F403
@@ -95,6 +96,7 @@ _HOMES = {
     "minimal_pairs": "analysis.minimal_pairs",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
+    "tuned_lens": "analysis.tuned_lens",
     "activations": "analysis.activations",
     "intervene": "analysis.interventions",
     "direction": "analysis.directions",
@@ -105,8 +107,8 @@ _HOMES = {
     "replay": "jobs.replay",
     "Chat": "chat.conversation",
     "complete": "chat.completion",
-    "Reply": "chat.conversation",
-    "ReplySettings": "chat.conversation",
+    "Reply": "chat.turns",
+    "ReplySettings": "chat.turns",
     "devices": "system.device",
     "train": "training",
     "resume": "training",

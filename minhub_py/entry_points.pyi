@@ -8,6 +8,7 @@ import torch
 from typing_extensions import Unpack
 
 from minhub_py.models.bert import Bert
+from minhub_py.models.bloom import Bloom
 from minhub_py.models.cohere import Cohere
 from minhub_py.models.cohere import Cohere2
 from minhub_py.models.ernie45 import Ernie45
@@ -42,6 +43,7 @@ from minhub_py.models.smollm3 import SmolLM3
 from minhub_py.models.stablelm import StableLM
 from minhub_py.models.starcoder2 import StarCoder2
 from minhub_py.models.t5 import T5
+from minhub_py.models.xglm import XGLM
 
 __all__ = [
     "gpt2",
@@ -146,6 +148,12 @@ __all__ = [
     "stablelm",
     "stablelm_from_config",
     "stablelm_from_pretrained",
+    "bloom",
+    "bloom_from_config",
+    "bloom_from_pretrained",
+    "xglm",
+    "xglm_from_config",
+    "xglm_from_pretrained",
     "qwen35",
     "qwen35_from_config",
     "qwen35_from_pretrained",
@@ -953,6 +961,56 @@ class StableLMSettings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
     partial_rotary_factor: float
 
+class BloomSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int | None
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    layer_norm_epsilon: float
+    hidden_dropout: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class XGLMSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    dropout: float
+    scale_embedding: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
 class Qwen35Settings(TypedDict, total=False):
     architectures: list[str] | None
     id2label: dict[str, Any] | None
@@ -1175,6 +1233,10 @@ class TrainSettings(TypedDict, total=False):
     config: Mapping[str, object]
     lora: Mapping[str, object]
     quantize: str | None
+    objective: str | None
+    beta: float
+    epochs: float | None
+    checkpointing: bool
     steps: int
     batch: int
     accumulate: int
@@ -1913,6 +1975,46 @@ def stablelm_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> StableLM: ...
+
+def bloom(**config: Unpack[BloomSettings]) -> Bloom: ...
+def bloom_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bloom: ...
+def bloom_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bloom: ...
+
+def xglm(**config: Unpack[XGLMSettings]) -> XGLM: ...
+def xglm_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> XGLM: ...
+def xglm_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> XGLM: ...
 
 def qwen35(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
 def qwen35_from_config(

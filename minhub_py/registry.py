@@ -235,6 +235,15 @@ ARCHITECTURES = {
         relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", published.COHERE2, "cohere"),
         relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
         Architecture(
+            "bloom", "BLOOM", "bloom", ("BloomConfig", "Bloom"),
+            Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}), "bigscience",
+            published.BLOOM,
+        ),
+        Architecture(
+            "xglm", "XGLM", "xglm", ("XGLMConfig", "XGLM"),
+            Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}), "facebook", published.XGLM,
+        ),
+        Architecture(
             "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
             Training(
                 GROUPED_NAMES,

@@ -106,6 +106,18 @@ def split_by(sizes: str) -> Operation:
     )
 
 
+def unfuse_heads(parts: int, heads: str) -> Operation:
+    """Split a fused projection with [q k v] of each head into q, k and v. heads: the config's name of their number."""
+
+    def split(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [part.flatten(0, 1) for part in tensors[0].unflatten(0, (count, parts, -1)).unbind(1)]
+
+    def fuse(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [torch.stack([tensor.unflatten(0, (count, -1)) for tensor in tensors], 1).flatten(0, 2)]
+
+    return Operation(f"unfuse heads of {parts} parts", split, fuse, setting=heads, permutes=True)
+
+
 def _splitter(parts: int, dim: int) -> Operate:
     return lambda tensors: tensors[0].tensor_split(parts, dim)
 

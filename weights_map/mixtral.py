@@ -7,8 +7,8 @@ native side each matrix is apart, in both cases a view of the file.
 from dataclasses import replace
 
 from weights_map.engine import Row, Table, same, tie, unstack
-from weights_map.gguf import GGUFArchitecture, pairs_to_halves
-from weights_map.llama import gguf_architecture
+from weights_map.gguf import GGUFArchitecture
+from weights_map.llama import PAIRS, gguf_architecture
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -91,27 +91,30 @@ def gguf_with_experts(
     experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
     experts |= {key: name for name, key in settings.items()}
     kept = {key: name for key, name in base.settings.items() if model_type != "olmoe" or name != "head_dim"}
-    return replace(base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows))
+    return replace(
+        base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows), model_types=(model_type,)
+    )
 
 
+ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 gguf = (
     replace(
         gguf_with_experts(
-            gguf_architecture("llama", pairs_to_halves("num_attention_heads"), pairs_to_halves("num_key_value_heads")),
+            gguf_architecture("llama", *PAIRS, flags={}),
             "mixtral", "block_sparse_moe", W123,
         ),
         with_experts=True,
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("qwen3moe", same, same, attention_bias="blk.0.attn_q.bias"), "qwen3_moe", "mlp",
+            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS), "qwen3_moe", "mlp",
             PROJECTIONS, moe_intermediate_size="expert_feed_forward_length",
         ),
         derive=lambda settings: {"norm_topk_prob": True},
     ),
     replace(
         gguf_with_experts(
-            gguf_architecture("olmoe", same, same, attention_bias="blk.0.attn_q.bias"), "olmoe", "mlp", PROJECTIONS
+            gguf_architecture("olmoe", flags=ATTENTION_BIAS), "olmoe", "mlp", PROJECTIONS
         ),
         required={"expert_gating_func": 1, "expert_weights_norm": False},
     ),

@@ -15,26 +15,30 @@ same reply whether the previous turns are cached or recomputed.
 import copy
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.defaults import default_sampling
+from minhub_py.chat.functions import Tool, ToolCall, parse_tools
+from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser, begins_reasoning
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
+from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
+from minhub_py.chat.tools import parse_arguments, schemas_of
+from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
-from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, is_whole, whole
+from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Vocabulary
-from minhub_py.inference.limits import stop_strings
+from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.pretrained import from_pretrained
-from minhub_py.system import html
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,126 +49,7 @@ TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
 PREFIX_CACHE_BYTES = 2**29
-SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
-SAMPLING_FIELDS = Sampling.names()
-
-
-@dataclass(frozen=True)
-class ReplySettings:
-    """ReplySettings of replies.
-
-    Attributes:
-        max_new_tokens: Maximum number of tokens in a reply.
-        temperature: Sampling temperature; 0 is greedy. `Chat` replaces "auto" in a sampling setting by the default of
-            the model (chat/defaults.py).
-        top_k: Number of most likely tokens to sample from.
-        top_p: Cumulative probability of the most likely tokens to sample from.
-        repetition_penalty: Penalty of tokens that the text already contains; 1 has no effect.
-        min_p: Minimum probability of tokens, as a fraction of the most likely token's.
-        presence_penalty: Penalty of tokens that the reply already contains; 0 has no effect.
-        frequency_penalty: Penalty for each time that the reply contains a token; 0 has no effect.
-        logit_bias: Numbers that are added to the logits of token IDs.
-        seed: Seed of the first reply, increased by 1 for each further reply. None draws a seed for each reply from
-            PyTorch's default generator.
-        stop: Strings that end a reply.
-        top: Number of most likely tokens to record at each position.
-    """
-
-    max_new_tokens: int = 512
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0
-    min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    top: int = 0
-
-    def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
-        """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
-        names = [field.name for field in fields(self)]
-        if unknown := [name for name in changes if name not in names]:
-            raise ValueError(f"unknown setting {unknown[0]}; the settings of a chat are {', '.join(names)}")
-        changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
-                   for name, value in changes.items()}  # fmt: skip
-        if "stop" in changes:
-            changes = {**changes, "stop": stop_strings(changes["stop"])}
-        settings = replace(self, **changes)
-        whole("max_new_tokens", settings.max_new_tokens, 1)
-        whole("top", settings.top, 0)
-        if not is_whole(settings.seed) and settings.seed is not None:
-            raise ValueError(f"seed must be a whole number or None, not {brief(settings.seed)}")
-        generators(1, settings.seed)
-        _ = settings.sampling
-        return settings
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling settings. ValueError: a setting is out of range."""
-        return Sampling(**{name: getattr(self, name) for name in SAMPLING_FIELDS})
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A reply of the model. `str(reply)` is its text.
-
-    Attributes:
-        text: Text without the stop string or the end token.
-        ids: Token IDs, including the end token.
-        logprobs: Log-probability of each token in nats, before temperature and other sampling settings.
-        top: For each token the `ReplySettings.top` most likely tokens as (ID, log-probability) in descending order.
-        end: Reason of the end: "stop" (end token or stop string), "length" (max_new_tokens or the context) or
-            "interrupted".
-        read: Number of prompt tokens that were computed.
-        kept: Number of prompt tokens copied from the prefix cache.
-        dropped: Number of the oldest messages removed from the prompt to fit the context.
-        seconds: Duration, including the prefill.
-        seed: Seed that reproduces the reply.
-    """
-
-    text: str
-    ids: list[int]
-    logprobs: list[float]
-    top: list[list[tuple[int, float]]]
-    end: Literal["stop", "length", "interrupted"]
-    read: int
-    kept: int
-    dropped: int
-    seconds: float
-    seed: int
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
-        return f"<Reply {shorten(self.text)}: {numbers}>"
-
-    def _repr_html_(self) -> str:
-        numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]
-        return html.text(self.text) + html.note(numbers)
-
-    @property
-    def speed(self) -> float:
-        """Generated tokens per second, including the prefill."""
-        return len(self.ids) / max(self.seconds, 1e-9)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A message of a conversation. `reply` has the details of an assistant message."""
-
-    role: str
-    text: str
-    reply: Reply | None = None
-
-    @property
-    def message(self) -> dict[str, str]:
-        """The message in the format of chat templates."""
-        return {"role": self.role, "content": self.text}
+MAX_ROUNDS = 10  # of calls in one reply
 
 
 class Chat:
@@ -180,6 +65,9 @@ class Chat:
         cache_dir: Folder in which the prefix cache is also stored, so that it survives the program; replies do not
             change. Created if it is missing. The first reply hashes the weights.
         cache_size: Maximum size of `cache_dir` in bytes. The least recently used prefixes are deleted.
+        tools: Functions that the model can call, with type hints and docstrings; the chat calls them. A definition,
+            `{"name": …, "description": …, "parameters": …}`, is a tool that the caller runs (see `answer`).
+        thinking: Whether the model reasons before replies, or an effort such as "low". None is the template's default.
         settings: Fields of `ReplySettings`. Sampling settings default to the model's generation_config.json, and
             without one to temperature 0.7 and top_p 0.95.
 
@@ -187,6 +75,7 @@ class Chat:
         turns: Messages, without the system prompt.
         events: Events of the latest reply, also while it is generated.
         reply_count: Number of replies generated so far, including replaced ones. It determines the next reply's seed.
+        listener: Function that receives the events of reasoning and calls (`ReplyEvent`) during a reply.
 
     Raises:
         ValueError: The model or tokenizer has the wrong type, the model is an encoder-decoder, a setting is invalid,
@@ -203,6 +92,8 @@ class Chat:
         context: int | None = None,
         cache_dir: str | Path | None = None,
         cache_size: int = 10**10,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | str | None = None,
         **settings: "Unpack[ChatSettings]",
     ) -> None:
         if isinstance(model, str | PathLike):
@@ -223,6 +114,8 @@ class Chat:
         self.turns: list[Turn] = []
         self.events: list[Event] = []
         self.reply_count = 0
+        self.tools, self.thinking = parse_tools(tools), thinking
+        self.listener: Callable[[ReplyEvent], object] | None = None
         self._prefixes: list[CachedPrefix] = []
         self._disk = None if cache_dir is None else DiskCache(cache_dir, whole("cache_size", cache_size, 1))
         self._weights: Any = None  # identifies the weights that computed the prefixes
@@ -243,13 +136,13 @@ class Chat:
         return next((turn.reply for turn in reversed(self.turns) if turn.reply), None)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The messages in the format of chat templates, including the system prompt."""
         return self._messages(self.turns)
 
-    def _messages(self, turns: list[Turn]) -> list[dict[str, str]]:
+    def _messages(self, turns: list[Turn]) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *(turn.message for turn in turns)]
+        return [*system, *(message for turn in turns for message in (*turn.steps, turn.message))]
 
     def set(self, **settings: "Unpack[ChatSettings]") -> None:
         """Change settings.
@@ -259,16 +152,21 @@ class Chat:
         """
         self.settings = self.settings.updated(settings, self.defaults)
 
-    def say(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
+    def say(
+        self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: "Unpack[ChatSettings]"
+    ) -> Reply:
         """Send a message and return the complete reply. For arguments and errors see `stream`."""
-        return self._complete(self.stream(text, schema=schema, **settings))
+        return self._complete(self.stream(text, schema=schema, tool_choice=tool_choice, **settings))
 
-    def stream(self, text: str, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> TextStream:
+    def stream(
+        self, text: str, *, schema: Schema = None, tool_choice: str = "auto", **settings: "Unpack[ChatSettings]"
+    ) -> TextStream:
         """Send a message and stream the reply. Afterwards `last` is the reply.
 
         Args:
             text: The user message.
             schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length".
+            tool_choice: "auto", "none", "required" (the reply begins with a call) or the name of a tool.
             settings: Fields of `ReplySettings`, for this reply only.
 
         Returns:
@@ -282,7 +180,37 @@ class Chat:
         """
         if not is_text(text) or not text.strip():
             raise ValueError(f"the message must be a string that is not blank, not {brief(text)}")
-        return self._stream(Turn("user", text), self.settings.updated(settings, self.defaults), schema)
+        return self._stream(Turn("user", text), self.settings.updated(settings, self.defaults), schema, tool_choice)
+
+    def answer(self, results: Sequence[str], *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
+        """Send the results of the latest reply's calls and return the complete reply.
+
+        Args:
+            results: The result of each call in `last.calls`, as text.
+            schema: As in `stream`.
+            settings: Fields of `ReplySettings`, for this reply only.
+
+        Raises:
+            ValueError: The number of results differs from the number of calls; otherwise as in `stream`.
+        """
+        return self._complete(self.stream_answer(results, schema=schema, **settings))
+
+    def stream_answer(
+        self, results: Sequence[str], *, schema: Schema = None, **settings: "Unpack[ChatSettings]"
+    ) -> TextStream:
+        """Send the results of the latest reply's calls and stream the reply. For arguments and errors see `answer`."""
+        reply = self.last
+        if reply is None or not reply.calls or len(results) != len(reply.calls) or not all(map(is_text, results)):
+            count = 0 if reply is None else len(reply.calls)
+            raise ValueError(f"the latest reply has {count} calls: answer() requires one text for each")
+        updated, turns = self.settings.updated(settings, self.defaults), list(self.turns)
+        question, last = self.turns[-2:]
+        self.turns = self.turns[:-2]
+        try:
+            return self._stream(question, updated, schema, "auto", steps_of(last, results))
+        except ValueError:
+            self.turns = turns
+            raise
 
     def regenerate(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Replace the latest reply. For arguments and errors see `stream`.
@@ -357,74 +285,158 @@ class Chat:
         assert reply is not None
         return reply
 
-    def _stream(self, question: Turn, settings: ReplySettings, schema: Schema) -> TextStream:
+    def _stream(
+        self, question: Turn, settings: ReplySettings, schema: Schema, tool_choice: str = "auto",
+        steps: tuple[dict[str, Any], ...] = (),
+    ) -> TextStream:  # fmt: skip
         """Check everything that can fail, then return the generator of the reply."""
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids)
-        matcher = None
-        if schema is not None:
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, stop.ids)
-            matcher = self._vocabulary.grammar(schema).matcher()
-        ids, dropped = self._prompt(question, settings.max_new_tokens)
-        [generator] = generators(1, None if settings.seed is None else (settings.seed + self.reply_count) % 2**63)
+        tools = self._chosen(tool_choice)
+        if tools:
+            stop = replace(stop, ids=stop.ids | self.template.markup.end_ids)
+        prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
+        grammar = self._grammar(tools, tool_choice, schema, prompt[0], stop.ids)
 
         def run() -> TextStream:
-            self.reply_count += 1
-            batch = self._batch()
-            row = batch.admit(
-                ids, min(settings.max_new_tokens, self.context - len(ids)), sampling=settings.sampling,
-                generator=generator, stop=stop, logprobs=True, top=settings.top, matcher=matcher,
-            )  # fmt: skip
-            seed = generator.initial_seed()
-            index, events, deltas = len(self.turns), list[Event](), list[str]()
-            self.events = events
-            start = time.perf_counter()
-
-            def new_ids() -> Iterator[int]:
-                while len(batch):
-                    for event in batch.step():
-                        events.append(event)
-                        yield event.id
-
-            self.turns.append(question)
-            interrupted_step = True
-            try:
-                text = until(decode_stream(self.tokenizer, new_ids(), ids), stop.strings)
-                for delta in without_leading_space(text) if self.template.kind == "plain" else text:
-                    deltas.append(delta)
-                    yield delta
-                interrupted_step = False
-            except GeneratorExit:  # raised between two steps
-                interrupted_step = False
-                raise
-            finally:
-                cached = batch.cached_tokens.get(row, 0)
-                reply = Reply(
-                    "".join(deltas), [event.id for event in events], [event.logprob or 0.0 for event in events],
-                    [list(event.top) for event in events] if settings.top else [],
-                    (events[-1].end if events else None) or "interrupted", len(ids) - cached, cached, dropped,
-                    time.perf_counter() - start, seed,
-                )  # fmt: skip
-                self.turns[index:] = [question, Turn("assistant", reply.text, reply)]
-                if interrupted_step:  # the batch's cache may be inconsistent
-                    self._prefixes = []
-                else:
-                    batch.retire(row)
-                    self._prefixes = batch.prefixes
+            nonlocal prompt, grammar, steps
+            for remaining in range(MAX_ROUNDS, -1, -1):
+                yield from self._generate(question, settings, stop, prompt, steps, tools, grammar)
+                turn = self.turns[-1]
+                functions = {tool.name: tool for tool in tools if tool.function is not None}
+                calls = () if turn.reply is None else turn.reply.calls
+                if not calls or remaining == 0 or any(call.name not in functions for call in calls):
+                    return
+                steps = steps_of(turn, [functions[call.name].run(call) for call in calls])
+                previous, self.turns = self.turns, self.turns[:-2]
+                try:
+                    prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
+                    grammar = self._grammar(tools, "auto", schema, prompt[0], stop.ids)
+                except ValueError:  # the results exceed the context: the reply remains as it is
+                    self.turns = previous
+                    raise
 
         return run()
 
-    def _prompt(self, question: Turn, max_new_tokens: int) -> tuple[list[int], int]:
+    def _chosen(self, choice: str) -> tuple[Tool, ...]:
+        """The tools that a reply can call. ValueError: there is no such tool."""
+        if choice == "none":
+            return ()
+        chosen = tuple(tool for tool in self.tools if choice in ("auto", "required", tool.name))
+        if not chosen and choice != "auto":
+            names = ", ".join(tool.name for tool in self.tools) or "none"
+            raise ValueError(f"tool_choice must be auto, none, required or a tool ({names}), not {choice!r}")
+        return chosen
+
+    def _grammar(
+        self, tools: tuple[Tool, ...], choice: str, schema: Schema, ids: list[int], ends: frozenset[int]
+    ) -> Grammar | LazyGrammar | None:
+        """The grammar of a reply, if it has one. ValueError: it is invalid."""
+        markup = self.template.markup
+        if schema is None and not tools:
+            return None
+        try:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, ends)
+        except ValueError:
+            if schema is not None or choice != "auto":
+                raise
+            return None  # the tokenizer does not support grammars: calls are not constrained
+        if not tools and not markup.reasons:
+            return self._vocabulary.grammar(schema)
+        schemas = schemas_of([tool.definition for tool in tools])
+        required = bool(tools) and choice != "auto"
+        requirements = ToolChoice(required, True, begins_reasoning(markup, self._tail(ids)), schema)
+        return tool_grammar(self._vocabulary, markup, schemas, requirements)
+
+    def _tail(self, ids: list[int]) -> str:
+        """The end of a prompt, which can begin the reasoning."""
+        tail: str = self.tokenizer.decode(ids[-64:], skip_special_tokens=False)
+        return tail
+
+    def _generate(
+        self, question: Turn, settings: ReplySettings, stop: StopCriteria, prompt: tuple[list[int], int],
+        steps: tuple[dict[str, Any], ...], tools: tuple[Tool, ...], grammar: Grammar | LazyGrammar | None,
+    ) -> TextStream:  # fmt: skip
+        """Generate one reply, and store it as the last turn."""
+        ids, dropped = prompt
+        [generator] = generators(1, None if settings.seed is None else (settings.seed + self.reply_count) % 2**63)
+        self.reply_count += 1
+        batch = self._batch()
+        row = batch.admit(
+            ids, min(settings.max_new_tokens, self.context - len(ids)), sampling=settings.sampling,
+            generator=generator, stop=stop, logprobs=True, top=settings.top,
+            matcher=None if grammar is None else grammar.matcher(),
+        )  # fmt: skip
+        seed = generator.initial_seed()
+        index, events, deltas, parts = len(self.turns), list[Event](), list[str](), list[ReplyEvent]()
+        self.events = events
+        start = time.perf_counter()
+
+        def new_ids() -> Iterator[int]:
+            while len(batch):
+                for event in batch.step():
+                    events.append(event)
+                    yield event.id
+
+        self.turns.append(question)
+        interrupted_step = True
+        try:
+            text = until(self._decoded(new_ids(), ids, tools, parts), stop.strings)
+            for delta in without_leading_space(text) if self.template.kind == "plain" else text:
+                deltas.append(delta)
+                yield delta
+            interrupted_step = False
+        except GeneratorExit:  # raised between two steps
+            interrupted_step = False
+            raise
+        finally:
+            cached = batch.cached_tokens.get(row, 0)
+            reply = Reply(
+                "".join(deltas), [event.id for event in events], [event.logprob or 0.0 for event in events],
+                [list(event.top) for event in events] if settings.top else [],
+                (events[-1].end if events else None) or "interrupted", len(ids) - cached, cached, dropped,
+                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count),
+            )  # fmt: skip
+            self.turns[index:] = [question, Turn("assistant", reply.text, reply, steps)]
+            if interrupted_step:  # the batch's cache may be inconsistent
+                self._prefixes = []
+            else:
+                batch.retire(row)
+                self._prefixes = batch.prefixes
+
+    def _decoded(
+        self, new_ids: Iterator[int], prompt: list[int], tools: tuple[Tool, ...], parts: list[ReplyEvent]
+    ) -> Iterator[str]:
+        """The text of a reply. Its reasoning and calls are added to `parts`."""
+        markup = self.template.markup
+        if not tools and not markup.reasons:
+            yield from decode_stream(self.tokenizer, new_ids, prompt)
+            return
+        schemas = schemas_of([tool.definition for tool in tools]) if tools else None
+        parser = ReplyParser(markup, schemas, self._tail(prompt), prompt)
+        for id in chain(new_ids, (None,)):
+            for event in parser.close() if id is None else parser.add(id):
+                if event.kind == "content":
+                    yield event.text
+                    continue
+                parts.append(event)
+                if self.listener is not None:
+                    self.listener(event)
+
+    def _prompt(
+        self, question: Turn, max_new_tokens: int, steps: tuple[dict[str, Any], ...] = (), tools: tuple[Tool, ...] = ()
+    ) -> tuple[list[int], int]:
         """The prompt's token IDs, and the number of the oldest messages removed to fit the context.
 
         ValueError: the last message alone exceeds the context.
         """
         turns = [*self.turns, question]
+        variables = self._variables() | ({"tools": [tool.definition for tool in tools]} if tools else {})
         # At most half of the context is reserved for the reply, so that a short context still includes previous turns.
         room = self.context - min(max_new_tokens, self.context // 2)
         for dropped in range(0, len(turns), 2):
-            ids = self.template.encode(self._messages(turns[dropped:]))
+            ids = self.template.encode([*self._messages(turns[dropped:]), *steps], **variables)
             if len(ids) <= room:
                 return ids, dropped
         if len(ids) < self.context:
@@ -433,6 +445,14 @@ class Chat:
             f"the message with the system prompt has {len(ids)} tokens, but the context has room for "
             f"{self.context - 1}: shorten it"
         )
+
+    def _variables(self) -> dict[str, Any]:
+        """Variables of the template for reasoning."""
+        if self.thinking is None:
+            return {}
+        effort = {} if isinstance(self.thinking, bool) else {"reasoning_effort": self.thinking}
+        switch = self.template.markup.switch
+        return {**effort, **({switch: bool(self.thinking)} if switch else {})}
 
     def _batch(self) -> Batch:
         """A batch for one reply, with the prefix cache unless the weights have changed, for example by training."""
@@ -449,8 +469,8 @@ class Chat:
 
     def to_json(self) -> dict[str, Any]:
         """The conversation as JSON data for `from_json`."""
-        turns = [{"role": turn.role, "text": turn.text, "reply": turn.reply and asdict(turn.reply)}
-                 for turn in self.turns]  # fmt: skip
+        turns = [{"role": turn.role, "text": turn.text, "reply": turn.reply and asdict(turn.reply),
+                  **({"steps": list(turn.steps)} if turn.steps else {})} for turn in self.turns]  # fmt: skip
         settings = {**asdict(self.settings), "stop": list(self.settings.stop)}
         return {"minhub_chat": 1, "system": self.system, "settings": settings, "made": self.reply_count, "turns": turns}
 
@@ -502,6 +522,24 @@ class Chat:
             raise ValueError(f"{path}: {error}") from error
 
 
+def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """The messages of a reply with calls and of their results, after those of previous calls."""
+    calls = turn.reply.calls if turn.reply is not None else ()
+    answers = ({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+               for call, result in zip(calls, results, strict=True))  # fmt: skip
+    return (*turn.steps, turn.message, *answers)
+
+
+def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of calls."""
+    names = [part.text for part in parts if part.kind == "call"]
+    arguments = ["".join(part.text for part in parts if part[::2] == ("arguments", index))
+                 for index in range(len(names))]  # fmt: skip
+    calls = [ToolCall(f"c{number:05d}{index:03d}", name, parse_arguments(text))
+             for index, (name, text) in enumerate(zip(names, arguments, strict=True))]  # fmt: skip
+    return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(calls)
+
+
 def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:
     """Text deltas without the space that follows `Assistant:` in a plain dialogue."""
     for delta in deltas:
@@ -511,24 +549,8 @@ def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:
     yield from deltas
 
 
-def shorten(text: str, limit: int = 60) -> str:
-    """The beginning of a text on one line, in quotes."""
-    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
-
-
 def check_system(system: Any) -> str | None:
     """A system prompt; None if it is empty. ValueError: it is not a string."""
     if system is not None and not is_text(system):
         raise ValueError(f"system must be a string, not {brief(system)}")
     return system or None
-
-
-def parse_turn(data: Any) -> Turn:
-    """A turn of a saved chat. KeyError, TypeError, ValueError: it is invalid."""
-    reply = data["reply"]
-    if not is_text(data["text"]) or (reply is None) != (data["role"] == "user"):
-        raise ValueError(f"invalid turn {brief(data)}")
-    if reply is not None:
-        top = [[(int(id), float(logprob)) for id, logprob in tokens] for tokens in reply["top"]]
-        reply = Reply(**{**reply, "top": top})
-    return Turn(data["role"], data["text"], reply)

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from minhub_py.chat.conversation import Chat, Reply, TextStream
+from minhub_py.chat.conversation import Chat, TextStream
+from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.turns import Reply
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
 from minhub_py.system.console import message_of, note
 from minhub_py.system.printable import displayed, printable
@@ -18,6 +20,7 @@ from minhub_py.system.printable import displayed, printable
 QUOTES = '"""'
 # \001 and \002 enclose characters without width for readline.
 PROMPT, CONTINUATION_PROMPT = "\001\033[1;32m\002>\001\033[0m\002 ", "\001\033[2m\002…\001\033[0m\002 "
+DIM, NORMAL = "\033[2m", "\033[0m"
 HELP = (
     ("/help", "list the commands"),
     ("/system TEXT", "change the system prompt; without TEXT, show it"),
@@ -115,9 +118,41 @@ class Terminal:
 
     def show(self, deltas: TextStream) -> None:
         """Write a reply as it is generated, with line breaks between words."""
-        wrap = WordWrap(sys.stdout.write)
-        with without_echo():
-            show(self.chat, deltas, lambda delta: wrap.feed(displayed(delta)), self.note, wrap.close)
+        wrap, dimmed = WordWrap(sys.stdout.write), False
+
+        def dim(on: bool) -> None:
+            """Switch dim text on or off; reasoning ends with a line."""
+            nonlocal dimmed
+            if on != dimmed:
+                wrap.close()
+                sys.stdout.write(DIM if on else f"{NORMAL}\n\n")
+                wrap.column = 0
+            dimmed = on
+
+        def write(text: str) -> None:
+            dim(False)
+            wrap.feed(displayed(text))
+
+        def listen(event: ReplyEvent) -> None:
+            if event.kind == "reasoning":
+                dim(True)
+                wrap.feed(displayed(event.text))
+            elif event.kind == "call":
+                dim(False)
+                wrap.close()
+                self.note(f"The model calls {event.text}.")
+            sys.stdout.flush()
+
+        def close() -> None:
+            dim(False)
+            wrap.close()
+
+        self.chat.listener = listen
+        try:
+            with without_echo():
+                show(self.chat, deltas, write, self.note, close)
+        finally:
+            self.chat.listener = None
 
     def note(self, text: str, *, dim: bool = True, **style: Any) -> None:
         """Print a message on standard error, with line breaks between words."""

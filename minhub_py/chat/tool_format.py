@@ -99,6 +99,11 @@ class Markup:
     end_ids: frozenset[int] = field(default_factory=frozenset)
     merged_system: bool = False
 
+    @property
+    def reasons(self) -> bool:
+        """Whether replies can have reasoning."""
+        return self.reasoning is not None or self.tools.kind == "channels"
+
 
 def generic_format(alphabet: MarkerAlphabet) -> ToolFormat:
     """The format for templates without tools: Hermes' tags, which several models without a template learned."""

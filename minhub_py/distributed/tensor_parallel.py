@@ -25,7 +25,7 @@ from minhub_py.models import steps
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import EncoderCache, Layout, Past
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, rms_norm
+from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
 from weights_map.engine import Mapped
 
@@ -110,6 +110,8 @@ class Plan:
         self.cached: Iterator[Any] = iter(model.cache_layout())
         self.heads = 0  # in the current value h; 0: the channels of an MLP
         listed = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
+        if any(isinstance(step, steps.Attend) and isinstance(step.bias, ALiBi) for step in listed):
+            raise ValueError(f"{self.title}: attention with ALiBi cannot be split among processes; use one process")
         for i, step in enumerate(listed):
             self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
 
@@ -169,7 +171,14 @@ class Plan:
                 self.layout.append(replace(state, shapes=((reach, step.conv.groups),)))
             case steps.Experts():
                 self.divide_experts(step)
-            case steps.Norm() | steps.SaveResidual() | steps.LoadResidual() | steps.AddPositions() | steps.Gate():
+            case (
+                steps.Norm()
+                | steps.SaveResidual()
+                | steps.LoadResidual()
+                | steps.AddPositions()
+                | steps.Gate()
+                | steps.AddSinusoids()
+            ):
                 pass
             case _:
                 raise ValueError(

@@ -33,8 +33,10 @@ from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import ExpertMatrices, gated_mlp, has_packed, route
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
+    ALiBi,
     HeadLayerNorm,
     RMSNorm,
+    alibi_bias,
     attention,
     counted_positions,
     head_layer_norm,
@@ -46,6 +48,7 @@ from minhub_py.models.layers import (
     rotary_angles,
     rotate,
     scaled,
+    sinusoidal_positions,
     split_heads,
 )
 from minhub_py.models.rotary import Rope
@@ -53,6 +56,7 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddSinusoids,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -177,6 +181,11 @@ class Writer:
                 if step.pad is not None:
                     rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
                 self.lines.append(f"x = h + {rows}\n    h = x")
+            case AddSinusoids():
+                rows = f"sinusoidal_positions(positions[0] + {step.first}, {list(step.frequencies)})"
+                self.lines.append(f"x = h + {rows}.to(h.dtype)\n    h = x")
+                if step.dropout:
+                    self.lines.append(f"x = {self.dropped('x', step.dropout)}\n    h = x")
             case AddTypes():
                 self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
             case StoreResidual():
@@ -363,9 +372,12 @@ class Writer:
         if step.bias not in self.biases:
             self.biases.append(step.bias)
             name = f"bias{len(self.biases) - 1}"
-            settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
-            weight = self.path(step.bias.weight)
-            self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
+            if isinstance(step.bias, ALiBi):
+                self.lines.append(f"{name} = alibi_bias({list(step.bias.slopes)}, positions, positions)")
+            else:
+                settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
+                weight = self.path(step.bias.weight)
+                self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
             if step.causal:
                 later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
                 self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
@@ -507,8 +519,9 @@ def experts(
 
 
 FUNCTIONS = (
-    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
-    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, split_heads,
+    alibi_bias, attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
+    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, sinusoidal_positions,
+    split_heads,
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.native.program import CPU, FLOATS, Program
 from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
-from minhub_py.models.base import EncoderDecoder, LanguageModel
+from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
@@ -51,7 +51,7 @@ class NativeRunner(TorchRunner):
             raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
         check_unmodified(model)
         self.kernels = library.kernels()
-        self.program = program = Program()
+        self.program = program = Program(isinstance(model, Encoder))
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = program.translate(model.steps())
         self.vocab_size = operations[-1].weight.rows

@@ -206,6 +206,19 @@ EXAONE4: Sizes = {
     "EXAONE-4.0-32B": _llama(5120, 27392, 64, 40, 8, **_EXAONE4, sliding_window_pattern="LLLG",
                              rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
 }  # fmt: skip
+BLOOM: Sizes = {
+    name: {"hidden_size": C, "num_hidden_layers": layers, "num_attention_heads": heads}
+    for name, C, layers, heads in (
+        ("bloom-560m", 1024, 24, 16), ("bloom-1b1", 1536, 24, 16), ("bloom-1b7", 2048, 24, 16),
+        ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
+    )
+}  # fmt: skip
+XGLM: Sizes = {
+    "xglm-564M": {},
+    "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},
+    "xglm-2.9B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 48},
+    "xglm-7.5B": {"hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32, "num_attention_heads": 32},
+}
 ERNIE45: Sizes = {"ERNIE-4.5-0.3B-PT": {}}
 SEEDOSS: Sizes = {"Seed-OSS-36B-Instruct": {"hidden_size": 5120, "rope_parameters": _rope(1e7)}}
 INTERNLM3: Sizes = {"internlm3-8b-instruct": {"rope_parameters": _rope(5e7, rope_type="dynamic", factor=6.0)}}

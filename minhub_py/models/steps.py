@@ -47,6 +47,16 @@ class AddPositions:
 
 
 @dataclass(frozen=True, eq=False)
+class AddSinusoids:
+    """x = h = h + `layers.sinusoidal_positions` of position + first.    count: the maximum number of positions."""
+
+    frequencies: tuple[float, ...]
+    first: int
+    count: int
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
 class AddTypes:
     """x = h = h + rows of `types` for the token types (segments of a pair of texts), 0 by default."""
 
@@ -112,8 +122,8 @@ class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend`.    gate: as in `Rotate`; each head is multiplied by the
-    sigmoid of its gate.    bias: a `RelativeBias`, added to the scores.    causal: False for an encoder, without
-    a cache.
+    sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the scores.    causal: False for an encoder,
+    without a cache.
     """
 
     heads: int
@@ -243,8 +253,9 @@ class HiddenStates:
 
 
 Step = (
-    Embed | AddPositions | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend
-    | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent | Logits
+    Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear
+    | Rotate | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent
+    | Logits
     | HiddenStates
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ class MinhubModel(llm.Model):
 
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         """The pieces of the reply to a prompt. ModelError: the model, an option or the prompt is invalid."""
-        from minhub_py.chat.conversation import Turn
+        from minhub_py.chat.turns import Turn
 
         chat = load(self.identifier).fork(0)
         settings = {name: value for name, value in dict(prompt.options).items() if value is not None}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
@@ -14,10 +15,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve import anthropic, embeddings, management, ollama, openai, responses, tokenization
 from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
 from minhub_py.serve.models import ServedModel, parse_variables
-from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_ollama, server_of
+from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -51,6 +52,8 @@ class Middleware:
                 status, started = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
+                if is_anthropic(scope["path"]):
+                    headers["request-id"] = f"req_{secrets.token_hex(12)}"
                 if allowed:
                     headers["Access-Control-Allow-Origin"] = origin
                     headers["Vary"] = "Origin"
@@ -168,6 +171,8 @@ GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": op
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": openai.completions,
+    "/messages": anthropic.messages,
+    "/messages/count_tokens": anthropic.count_tokens,
     "/responses": responses.responses,
     "/responses/input_tokens": responses.input_tokens,
     "/embeddings": embeddings.embeddings,

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
+from reprlib import repr as brief
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py import __version__
 from minhub_py.chat.defaults import PUBLISHED_FIELDS
+from minhub_py.chat.tools import parse_arguments
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.embeddings import (
@@ -24,15 +26,18 @@ from minhub_py.serve.embeddings import (
     respond_json,
     unless_disconnected,
 )
-from minhub_py.serve.messages import parse_messages
-from minhub_py.serve.models import (
-    Generation,
-    ServedModel,
-    Task,
-    parse_sampling,
-    parse_seed,
-    parse_stops,
+from minhub_py.serve.engine import Delta
+from minhub_py.serve.messages import (
+    ChatInput,
+    choose_tools,
+    encode_input,
+    parse_messages,
+    parse_tools,
+    reply_settings,
+    set_effort,
 )
+from minhub_py.serve.models import Generation, ServedModel, Task, parse_sampling, parse_seed, parse_stops
+from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import json_line, respond
 from minhub_py.serve.validation import Fields, check_string, invalid
@@ -42,6 +47,7 @@ NEVER = timedelta(days=36500)
 UNKNOWN = {"parent_model": "", "format": "minhub", "family": "", "families": [], "parameter_size": "",
            "quantization_level": ""}  # fmt: skip
 # Quantization levels that clients know. GGUF types keep their names.
+LEVELS_OF_THINKING = ("low", "medium", "high", "max")
 LEVELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0", "nf4": "Q4_0"}
 
 
@@ -84,10 +90,17 @@ async def show(request: HTTPRequest) -> Response:
     ]
     return JSONResponse({
         "modelfile": "", "parameters": "\n".join(parameters), "template": served.template.templates.get("default", ""),
-        "details": details(served), "modified_at": modified(served), "capabilities": [served.task],
+        "details": details(served), "modified_at": modified(served), "capabilities": capabilities(served),
         "model_info": {"general.architecture": architecture, "general.parameter_count": served.parameters,
                        f"{architecture}.context_length": served.engine.max_length},
     })  # fmt: skip
+
+
+def capabilities(served: ServedModel) -> list[str]:
+    """The abilities of a model in Ollama's terms."""
+    if served.task != "completion":
+        return [served.task]
+    return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
 def describe(entry: Entry) -> dict[str, Any]:
@@ -122,14 +135,24 @@ def timestamp(time: datetime) -> str:
 async def chat(request: HTTPRequest) -> Response:
     """POST /api/chat."""
     served, fields = await read(request, "completion")
-    fields.reject("tools")
     if fields.get("messages") in (None, []):  # requests that load or unload a model
         return JSONResponse({**loaded(served, fields), "message": {"role": "assistant", "content": ""}})
-    ids = await served.encode_chat(parse_messages(fields.get("messages"), served.engine.max_length))
-    generation = await start(served, fields, ids, chat=True)
-    return await reply(
-        request, fields, generation, ids, lambda text: {"message": {"role": "assistant", "content": text}}
-    )
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    choose_tools(chat, None)
+    generation, ids = await start(served, fields, chat)
+
+    def shape(part: ParsedReply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": part.text}
+        if part.reasoning:
+            message["thinking"] = part.reasoning
+        if part.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "function": {"name": call.name, "arguments": parse_arguments(call.arguments)}}
+                for call in part.calls
+            ]
+        return {"message": message}
+
+    return await reply(request, fields, generation, ids, shape)
 
 
 async def generate(request: HTTPRequest) -> Response:
@@ -139,14 +162,16 @@ async def generate(request: HTTPRequest) -> Response:
     prompt, system = fields.string("prompt") or "", fields.string("system") or ""
     if not prompt:
         return JSONResponse({**loaded(served, fields), "response": ""})
-    raw = fields.boolean("raw") or served.template.kind == "plain"
-    if raw:
-        ids = await served.encode(f"{system}\n{prompt}" if system else prompt)
+    if fields.boolean("raw") or served.template.kind == "plain":
+        generation, ids = await start(served, fields, f"{system}\n{prompt}" if system else prompt)
     else:
         messages = [{"role": "system", "content": system}] if system else []
-        ids = await served.encode_chat([*messages, {"role": "user", "content": prompt}])
-    generation = await start(served, fields, ids, chat=not raw)
-    return await reply(request, fields, generation, ids, lambda text: {"response": text})
+        generation, ids = await start(served, fields, ChatInput([*messages, {"role": "user", "content": prompt}]))
+
+    def shape(part: ParsedReply) -> dict[str, Any]:
+        return {"response": part.text, **({"thinking": part.reasoning} if part.reasoning else {})}
+
+    return await reply(request, fields, generation, ids, shape)
 
 
 async def embed(request: HTTPRequest) -> Response:
@@ -215,56 +240,97 @@ def loaded(served: ServedModel, fields: Fields) -> dict[str, Any]:
     return {"model": served.name, "created_at": created, "done": True, "done_reason": reason}
 
 
-async def start(served: ServedModel, fields: Fields, ids: list[int], chat: bool) -> Generation:
-    """A generation with the format and options of a request. chat: stop at the end of a turn."""
+async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> tuple[Generation, list[int]]:
+    """A generation with the format and options of a request, and its prompt. chat: a conversation, or a text."""
     options, schema = fields.object("options"), fields.get("format") or None  # some clients send "", [] or {}
-    grammar = schema and await served.grammar(None if schema == "json" else schema, "format")
+    if schema not in (None, "json") and not isinstance(schema, dict):
+        raise invalid(f"format must be a JSON schema, not {brief(schema)}", "format")
+    schema = {} if schema == "json" else schema
     requested = options.integer("num_predict", -2, 2**31) or 0
+    settings: dict[str, Any] = {
+        "sampling": parse_sampling(options, served.sampling, served.model.config.vocab_size, "repeat_penalty"),
+        "seed": parse_seed(options), "stops": parse_stops(options), "stop_ids": served.end_ids,
+    }  # fmt: skip
+    if isinstance(chat, str):
+        ids = await served.encode(chat)
+        settings["grammar"] = None if schema is None else await served.grammar(schema or None, "format")
+    else:
+        chat.schema = schema
+        apply_think(chat, served, fields.get("think"))
+        ids = await encode_input(served, chat)
+        settings["stops"] += served.template.stops
+        settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids, "format")
     generation = Generation(served)
-    generation.add(
-        ids,
-        served.max_new_tokens(ids, requested if requested > 0 else None),
-        sampling=parse_sampling(options, served.sampling, served.model.config.vocab_size, "repeat_penalty"),
-        seed=parse_seed(options),
-        stops=parse_stops(options) + (served.template.stops if chat else ()),
-        stop_ids=served.end_ids | (served.template.end_ids if chat else frozenset()),
-        grammar=grammar,
-    )
-    return generation
+    generation.add(ids, served.max_new_tokens(ids, requested if requested > 0 else None), **settings)
+    return generation, ids
+
+
+def apply_think(chat: ChatInput, served: ServedModel, value: Any) -> None:
+    """Apply the field `think`: true, false or a level."""
+    if value is None:
+        return
+    if value not in (True, False, *LEVELS_OF_THINKING) or isinstance(value, int) is not isinstance(value, bool):
+        raise invalid(f"think must be true, false, {', '.join(LEVELS_OF_THINKING)}, not {brief(value)}", "think")
+    if value and not served.template.markup.reasons:
+        raise invalid(f'"{served.name}" does not support thinking', "think", "unsupported")
+    set_effort(chat, served, value, "think")
 
 
 async def reply(
-    request: HTTPRequest, fields: Fields, generation: Generation, ids: list[int], shape: Callable[[str], dict[str, Any]]
-) -> Response:
-    """The response; `shape` returns the field of a text."""
+    request: HTTPRequest, fields: Fields, generation: Generation, ids: list[int],
+    shape: Callable[[ParsedReply], dict[str, Any]],
+) -> Response:  # fmt: skip
+    """The response; `shape` returns the fields of a part of the reply."""
     [sequence] = generation.requests
     started = time.monotonic()
 
     def head() -> dict[str, Any]:
         return {"model": generation.served.name, "created_at": timestamp(datetime.now(timezone.utc))}
 
-    def last(text: str, end: str) -> dict[str, Any]:
+    def last(part: ParsedReply) -> dict[str, Any]:
         now, first = time.monotonic(), sequence.first_token_at or started
-        return {**head(), **shape(text), "done": True, "done_reason": end,
+        return {**head(), **shape(part), "done": True, "done_reason": part.end,
                 "total_duration": nanoseconds(now - started), "load_duration": 0,
                 "prompt_eval_count": len(ids), "prompt_eval_duration": nanoseconds(first - started),
                 "eval_count": len(sequence.new_ids), "eval_duration": nanoseconds(now - first)}  # fmt: skip
 
     async def complete() -> dict[str, Any]:
-        text, end = "", "stop"
-        async for _, delta in generation.deltas():
-            text, end = text + delta.text, delta.end or end
-        return last(text, end)
+        [complete] = await collect_replies(generation)
+        return last(complete)
 
     async def lines() -> AsyncIterator[bytes]:
+        part, whole = ParsedReply(), ParsedReply()
         async for _, delta in generation.deltas():
-            if delta.text:
-                yield json_line({**head(), **shape(delta.text), "done": False})
+            for step in steps(delta):
+                if part.calls and step.events[:1] and step.events[0].kind != "arguments":  # the call is complete
+                    yield json_line({**head(), **shape(part), "done": False})
+                    part = ParsedReply()
+                first = len(whole.calls)
+                whole.add(step)
+                part.calls += whole.calls[first:]
+                if not part.calls and (step.text or step.events):
+                    yield json_line({**head(), **shape(text_part(step)), "done": False})
             if delta.end:
-                yield json_line(last("", delta.end))
+                if part.calls:
+                    yield json_line({**head(), **shape(part), "done": False})
+                yield json_line(last(ParsedReply(end=delta.end)))
 
     stream = lines if fields.boolean("stream", True) else None
     return await respond(request, generation, complete, stream, "application/x-ndjson")
+
+
+def steps(delta: Delta) -> list[Delta]:
+    """A delta as deltas of one event each."""
+    if not delta.events:
+        return [delta]
+    return [Delta(event.text if event.kind == "content" else "", (), None, (event,)) for event in delta.events]
+
+
+def text_part(step: Delta) -> ParsedReply:
+    """The text or reasoning of a delta."""
+    part = ParsedReply()
+    part.add(step)
+    return part
 
 
 def nanoseconds(seconds: float) -> int:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from reprlib import repr as brief
 from typing import Any
 
@@ -50,9 +51,10 @@ DONE = b"data: [DONE]\n\n"
 async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
     server = server_of(request)
-    entries = await server.models.available()
-    return JSONResponse({"object": "list", "data": [describe(entry) for entry in entries],
-                         "allow_pull": server.allow_pull})  # fmt: skip
+    data = [describe(entry) for entry in await server.models.available()]
+    # The keys of IDs are those of the Anthropic API, whose client uses the same path.
+    return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
+                         "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
 
 
 async def model(request: HTTPRequest) -> Response:
@@ -69,7 +71,10 @@ def describe(entry: Entry) -> dict[str, Any]:
         if entry.task == "completion":
             meta |= {"default_sampling": served.sampling, "note": served.template.note}
     parent = {"parent": served.parent} if served is not None and served.parent is not None else {}  # as in vLLM
-    return {"id": entry.name, "object": "model", "created": served.created if served else 0, "owned_by": "minhub",
+    created = served.created if served else 0
+    created_at = datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"id": entry.name, "type": "model", "display_name": entry.name, "created_at": created_at,
+            "object": "model", "created": created, "owned_by": "minhub",
             **parent, "status": status, "meta": meta}  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """OpenAI API: responses, without stored ones.
 
-A reply is a list of items: reasoning, a message, function calls. The same `OutputItems` writes complete and streamed
-responses.
+A reply is a list of items: reasoning, a message, function calls. `OutputItems` writes complete and streamed responses.
 """
 
 import json

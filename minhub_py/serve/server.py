@@ -120,12 +120,29 @@ def format_error(path: str, error: RequestError) -> dict[str, Any]:
     """An error in the format of a path's API."""
     if is_ollama(path):
         return {"error": error.message}
+    if is_anthropic(path):
+        return format_anthropic_error(error)
     if path.startswith("/v2/"):  # Cohere
         return {"message": error.message}
     types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
              500: "server_error", 503: "server_error"}  # fmt: skip
     kind = types.get(error.status, "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
+
+
+def format_anthropic_error(error: RequestError) -> dict[str, Any]:
+    """An error in the format of the Anthropic API."""
+    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+             429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}  # fmt: skip
+    body: dict[str, Any] = {"type": types.get(error.status, "invalid_request_error"), "message": error.message}
+    if error.code == "thread_unsupported_request":
+        body["details"] = {"error_code": error.code, "unsupported": ["thread"]}
+    return {"type": "error", "error": body}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to the Anthropic API."""
+    return path.endswith(("/messages", "/messages/count_tokens"))
 
 
 def api_key(headers: Headers) -> str:

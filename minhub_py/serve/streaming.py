@@ -10,7 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minhub_py.serve.models import Generation
-from minhub_py.serve.server import format_error, server_of
+from minhub_py.serve.server import format_error, is_anthropic, server_of
 from minhub_py.serve.validation import RequestError
 
 T = TypeVar("T")
@@ -69,7 +69,10 @@ async def respond(
         except RequestError as error:
             server_of(request).count(request, error.status)
             content = format_error(request.url.path, error)
-            yield sse(content) + b"data: [DONE]\n\n" if events else json_line(content)
+            if is_anthropic(request.url.path):
+                yield sse(content, "error")
+            else:
+                yield sse(content) + b"data: [DONE]\n\n" if events else json_line(content)
 
     return GenerationResponse(generation, body(), media_type)
 

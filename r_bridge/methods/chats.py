@@ -2,6 +2,8 @@
 
 import json
 from contextlib import closing
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,20 +23,34 @@ def reply(
     session: Session, model: Model, tokenizer: Tokenizer | None, system: str | None, said: Any, text: str,
     max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
     seed: float, stop: Any, top: int, schema: Any, min_p: float | None = None, presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0, logit_bias: Any = None,
+    frequency_penalty: float = 0.0, logit_bias: Any = None, tools: Any = None, steps: Any = None,
+    called: str | None = None, results: Any = None, tool_choice: str = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """Generate the reply to a text. It is streamed with its tokens, so R keeps the partial reply if it cancels.
 
     said: the previous texts of user and assistant, alternating.
     schema: a JSON Schema as text or as a list. `data` is then the parsed reply, if it is complete.
+    tools: definitions of R functions, which R calls.
+    steps: for each previous reply, its calls and their results, as the result `steps` of this function.
+    called, results: the result `called` of the previous call of this function, and the results of its calls.
     """
-    from minhub_py.chat.conversation import Turn
+    from minhub_py.chat.functions import parse_tools
+    from minhub_py.chat.turns import Turn, parse_turn
 
     chat = _chat(model, tokenizer)
     chat.system, chat.reply_count = system, 0  # R draws the seed of each reply
+    chat.tools = parse_tools([json_schema(tool) for tool in tools or ()])
     chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
-    pieces = chat.stream(
-        text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+    for number, messages in enumerate(strings(steps)):
+        turn = chat.turns[2 * number + 1]
+        chat.turns[2 * number + 1] = Turn(turn.role, turn.text, None, tuple(json.loads(messages or "[]")))
+    if called is None:
+        send = partial(chat.stream, text, tool_choice=tool_choice)
+    else:
+        chat.turns += [Turn("user", text), parse_turn(json.loads(called))]
+        send = partial(chat.stream_answer, strings(results))
+    pieces = send(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         repetition_penalty=repetition_penalty, min_p=min_p, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, logit_bias=biases(logit_bias), seed=int(seed),
         stop=tuple(stop or ()), top=top,
@@ -68,11 +84,25 @@ def reply(
             emit(piece)
     if sent < len(chat.events):
         emit("")
-    result = chat.last
+    turn = chat.turns[-1]
+    result = turn.reply
     assert result is not None
-    return {"text": character([result.text]), "end": result.end, "seconds": result.seconds, "read": result.read,
-            "kept": result.kept, "dropped": result.dropped, "context": chat.context,
-            "data": None if schema is None or result.end != "stop" else json_data(json.loads(result.text))}  # fmt: skip
+    calls = [{"name": call.name, "arguments": json_data(call.arguments)} for call in result.calls]
+    called = json.dumps({"role": turn.role, "text": turn.text, "reply": asdict(result), "steps": turn.steps})
+    data = None if schema is None or result.end != "stop" or calls else json_data(json.loads(result.text))
+    return {
+        "calls": calls, "called": called if calls else None, "steps": json.dumps(turn.steps),
+        "reasoning": character([result.reasoning]) if result.reasoning else None, "text": character([result.text]),
+        "end": result.end, "seconds": result.seconds, "read": result.read, "kept": result.kept,
+        "dropped": result.dropped, "context": chat.context, "data": data,
+    }  # fmt: skip
+
+
+def strings(value: Any) -> list[str]:
+    """The strings of a character vector or of a list of them."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else [text for item in value for text in strings(item)]
 
 
 def _chat(model: Model, tokenizer: Tokenizer | None) -> Any:

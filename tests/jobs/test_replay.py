@@ -23,6 +23,7 @@ TASKS = {
     "words": ["--lags", "1"],
     "annotate": ["--labels", "ab,cd", "--instruction", "abc"],
     "embed": [],
+    "generate": ["--max-new-tokens", "4", "--seed", "1", "--logit-bias", "5=-3"],
 }
 
 

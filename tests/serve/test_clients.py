@@ -55,7 +55,7 @@ def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel)
     with contextlib.closing(ollama.Client(host=address, headers={"Authorization": "Bearer secret"})) as client:
         [model] = client.list().models
         assert model.model == "tiny:latest"
-        assert client.show("tiny").capabilities == ["completion"]
+        assert client.show("tiny").capabilities == ["completion", "tools"]
         assert [model.model for model in client.ps().models] == ["tiny:latest"]
         ask = {"model": "tiny", "options": {"seed": 4, "num_predict": 12, "temperature": 0.7}}
         expected = in_chat(main_model, user("Hi"), 12, 4, temperature=0.7)

@@ -1,10 +1,12 @@
 """Tool calls and reasoning in the APIs, with unmodified clients and models that write given replies."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import ollama
 import pytest
 from scripted import Script, scripted_model
 from served_models import user
@@ -34,9 +36,11 @@ def address(scripted: Any) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def script(scripted: Any) -> Script:
-    return scripted["hermes"][1]
+    script: Script = scripted["hermes"][1]
+    script.replies = []
+    return script
 
 
 def ask_openai(client: Any, script: Script, reply: str, **settings: Any) -> Any:
@@ -178,3 +182,102 @@ def test_reasoning_can_be_switched(client: Any, http: httpx2.Client, script: Scr
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     text = ask_openai(client, script, '<think>\nHm.\n</think>\n\n{"city": "Oslo"}', tools=[], response_format=form)
     assert (text.message.content, text.message.model_extra["reasoning"]) == ('{"city": "Oslo"}', "Hm.")
+
+
+def test_anthropic_receives_blocks(address: str, script: Script) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    flat = [{"name": "get_weather", "description": "d", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}]
+    ask: dict[str, Any] = {"model": "hermes", "max_tokens": 4096, "tools": flat}
+    ask["system"] = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    reply = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
+    with anthropic.Anthropic(base_url=address, api_key="unused", max_retries=0) as client:
+        script.replies += [reply, reply]
+        complete = client.messages.create(**ask, messages=user("?"))
+        with client.messages.stream(**ask, messages=user("?")) as stream:
+            streamed = stream.get_final_message()
+        for message in (complete, streamed):
+            thinking, text, call = message.content
+            assert (message.stop_reason, thinking.thinking, text.text) == ("tool_use", "Hm.", "I look.")
+            assert (call.name, call.input, bool(thinking.signature)) == ("get_weather", ARGUMENTS, True)
+        counted = client.messages.count_tokens(model="hermes", messages=user("?"), tools=flat, system=ask["system"])
+        assert counted.input_tokens == complete.usage.input_tokens + complete.usage.cache_read_input_tokens
+        result = {"type": "tool_result", "tool_use_id": call.id, "is_error": True,
+                  "content": [{"type": "text", "text": "no"}, {"type": "image", "source": {}}]}  # fmt: skip
+        content = [block.model_dump() for block in complete.content]
+        history = [*user("?"), {"role": "assistant", "content": content},
+                   {"role": "user", "content": [result, {"type": "text", "text": "And?"}]}]  # fmt: skip
+        script.replies.append("Nothing.")
+        final = client.messages.create(**ask, messages=history)
+        assert (final.content[0].text, final.stop_reason) == ("Nothing.", "end_turn")
+        for settings, text, reason in (
+            ({"stop_sequences": ["brown"]}, "A ", "stop_sequence"), ({"max_tokens": 2}, None, "max_tokens"),
+            ({"thinking": {"type": "disabled"}}, "A brown fox", "end_turn"),
+            ({"tool_choice": {"type": "none"}}, "A brown fox", "end_turn"),
+        ):  # fmt: skip
+            script.replies.append("A brown fox")
+            message = client.messages.create(**{**ask, **settings}, messages=user("?"))
+            assert message.stop_reason == reason
+            assert text is None or message.content[0].text == text
+        script.replies.append(" fox")
+        prefilled = [*user("?"), {"role": "assistant", "content": "A brown"}]
+        assert client.messages.create(**ask, messages=prefilled).content[0].text == " fox"
+        script.replies.append(CALL)
+        with client.messages.stream(**{**ask, "max_tokens": 42}, messages=user("?")) as stream:  # cut in a call
+            cut = stream.get_final_message()
+        assert (cut.stop_reason, cut.content[0].name) == ("max_tokens", "get_weather")
+        assert "hermes" in [model.id for model in client.models.list()]
+        for wrong, message in (({"max_tokens": 0}, "max_tokens"), ({"messages": []}, "messages")):
+            with pytest.raises(anthropic.BadRequestError, match=message):
+                client.messages.create(**{**ask, "messages": user("?"), **wrong})
+
+
+def test_the_tool_runner_of_anthropic_calls_functions(address: str, script: Script) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    called = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str, days: int = 1) -> str:
+        """Weather.
+
+        Args:
+            city: A city.
+            days: Days.
+        """
+        called.append((city, days))
+        return "sunny"
+
+    with anthropic.Anthropic(base_url=address, auth_token="unused", max_retries=0) as client:
+        script.replies += [CALL, "Sunny."]
+        runner = client.beta.messages.tool_runner(
+            model="hermes", max_tokens=200, tools=[get_weather], messages=user("Weather?")
+        )
+        assert runner.until_done().content[0].text == "Sunny."
+    assert called == [("Oslo", 2)]
+
+
+def test_ollama_receives_calls_and_thinking(address: str, script: Script) -> None:
+    reply = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    ask: dict[str, Any] = {"model": "hermes", "tools": TOOLS, "options": {"temperature": 0, "seed": 1}}
+    with contextlib.closing(ollama.Client(host=address)) as client:
+        script.replies += [reply, reply]
+        message = client.chat(**ask, messages=user("?")).message
+        assert (message.content, message.thinking) == ("I look.", "Hm.")
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+            ("get_weather", ARGUMENTS), ("get_weather", ARGUMENTS)
+        ]  # fmt: skip
+        parts = list(client.chat(**ask, messages=user("?"), stream=True, think=True))
+        assert "".join(part.message.thinking or "" for part in parts) == "Hm."
+        assert "".join(part.message.content or "" for part in parts) == "I look."
+        calls = [call for part in parts if not part.done for call in part.message.tool_calls or []]
+        assert [call.function.arguments for call in calls] == [ARGUMENTS, ARGUMENTS]
+        assert parts[-1].done_reason == "stop"
+        results = [{"role": "tool", "content": "sunny", "tool_name": "get_weather"}, {"role": "tool", "content": "x"}]
+        script.replies.append("Sunny.")
+        final = client.chat(**ask, messages=[*user("?"), message, *results])
+        assert final.message.content == "Sunny."
+        script.replies.append("<think>\nHm.\n</think>\n\nYes.")
+        generated = client.generate(model="hermes", prompt="?", think="low")
+        assert (generated.response, generated.thinking) == ("Yes.", "Hm.")
+        assert client.show("hermes").capabilities == ["completion", "tools", "thinking"]
+        with pytest.raises(ollama.ResponseError, match="does not support thinking"):
+            client.chat(model="named", messages=user("?"), think=True)

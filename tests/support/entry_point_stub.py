@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, get_args
 
 import minhub_py
-from minhub_py.chat.conversation import SAMPLING_FIELDS, ReplySettings
+from minhub_py.chat.turns import SAMPLING_FIELDS, ReplySettings
 from minhub_py.registry import ENTRIES, Entry
 from minhub_py.training.settings import CHANGEABLE, Settings
 

@@ -11,10 +11,12 @@ class StopStrings:
 
     Attributes:
         stopped: whether a stop string has ended the text.
+        found: the stop string that has ended the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops, self.pending, self.stopped = stops, "", False
+        self.found: str | None = None
         self._borders = [borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
 
@@ -34,6 +36,7 @@ class StopStrings:
             ]
             if complete:
                 self.pending, self.stopped = "", True
+                self.found = text[end - max(complete) : end]
                 return text[: end - max(complete)]
         certain = len(text) - max(self._matched)
         self.pending = text[certain:]

@@ -42,6 +42,7 @@ enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, S
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
 #define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
+#define TEXT_TOKENS 256  /* the same with weights `by_columns`, whose chunks have at most 128 outputs */
 #define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
 #define MAX_CHOICES 2048 /* selected experts of all tokens of a call */
 #define MAX_EXPERTS 1024 /* of a layer */
@@ -59,6 +60,7 @@ typedef struct {
     int64_t stride;       /* bytes between stored rows */
     int32_t dtype, transposed;
     int32_t int8_inputs;  /* INT8, NF4: quantize activations to 8 bits instead of 16 */
+    int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
 typedef struct {
@@ -110,6 +112,7 @@ enum {
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
+    ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
@@ -154,6 +157,7 @@ typedef struct { /* the cached keys and values of one sequence and KV head */
     int32_t dtype;
     float scale, cap; /* of the scores; cap 0: none */
     int64_t reach;    /* largest distance in a query's bias */
+    float slope;      /* added to the scores, times the key's position minus the query's; 0: none */
 } kv_head;
 
 typedef struct { /* one token's query of one head */

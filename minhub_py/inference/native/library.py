@@ -26,7 +26,7 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "hidden_states": 21, "short_convolution": 22}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM = 4, 8
+NORM_LAST, LAYER_NORM, ALIBI = 4, 8, 2
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -52,7 +52,7 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
         ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
-        ("int8_inputs", ctypes.c_int32),
+        ("int8_inputs", ctypes.c_int32), ("by_columns", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 20 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 22 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

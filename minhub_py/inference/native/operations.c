@@ -120,10 +120,11 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
-    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of an encoder's prompt, which is not divided into chunks */
-        linear(op, c, in, out, MAX_TOKENS, alone);
-        in += MAX_TOKENS * c->width;
-        out += MAX_TOKENS * c->width;
+    const int64_t block = w->by_columns ? TEXT_TOKENS : MAX_TOKENS;
+    for (; tokens > block; tokens -= block) { /* of an encoder's prompt, which is not divided into chunks */
+        linear(op, c, in, out, block, alone);
+        in += block * c->width;
+        out += block * c->width;
     }
     if (op->low_a.data) {
         const operation part = {.kind = LINEAR, .weight = op->low_a};
@@ -131,9 +132,9 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     }
     linear_kernel *kernel = select_kernel(w, tokens);
     const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
-    const int64_t unit = w->transposed ? 64 : complete_panels ? 32 : 8;
+    const int64_t unit = w->transposed || w->by_columns ? 64 : complete_panels ? 32 : 8;
     int64_t most = max64((1 << 17) / w->stride, unit); /* outputs of a chunk */
-    most = w->transposed ? MAX_OUTPUTS : min64(most, MAX_OUTPUTS);
+    most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
     const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
@@ -165,7 +166,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
-    const float *table = op->second.data;
+    const int alibi = op->flags & ALIBI && op->kind == ATTEND;
+    const float *table = alibi ? NULL : op->second.data;
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
@@ -181,7 +183,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
-            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R};
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .slope = alibi ? ((const float *)op->second.data)[head] : 0};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from minhub_py.inference.native.library import (
     ACTIVATIONS,
+    ALIBI,
     BIDIRECTIONAL,
     BLOCKS,
     DTYPES,
@@ -45,12 +46,13 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertMatrices, ExpertWeights, Packed
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, distance_buckets
+from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, distance_buckets, sinusoidal_positions
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddSinusoids,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -80,12 +82,14 @@ RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a mul
 class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
+    by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
     references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
-    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by the
-    size of the cache.    text_head_size: largest head of bidirectional attention.
+    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by
+    the size of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_columns: bool = False) -> None:
+        self.by_columns = by_columns
         self.references: list[Tensor] = []
         self.arrays: list[Any] = []
         self.angles: dict[Rope, Tensor] = {}
@@ -118,6 +122,11 @@ class Program:
 
     def add_positions(self, step: AddPositions) -> Operation:
         return Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))
+
+    def add_sinusoids(self, step: AddSinusoids) -> Operation:
+        positions = torch.arange(step.first, step.first + step.count, device=CPU)
+        self.references.append(sinusoidal_positions(positions, list(step.frequencies)))
+        return Operation(kind=KINDS["positions"], weight=self.matrix(self.references[-1]))
 
     def add_types(self, step: AddTypes) -> Operation:
         return Operation(kind=KINDS["types"], weight=self.matrix(step.types))
@@ -211,7 +220,9 @@ class Program:
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
-        if step.bias is not None:
+        if isinstance(step.bias, ALiBi):
+            operation.second, operation.flags = self.vector(torch.tensor(step.bias.slopes, device=CPU)), ALIBI
+        elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
@@ -438,6 +449,7 @@ class Program:
         if is_quantized:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        matrix.by_columns = self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
         self.references.append(weight.detach())
         return matrix
 
@@ -459,7 +471,8 @@ class Program:
 
 
 TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
-    Embed: Program.embed, AddPositions: Program.add_positions, AddTypes: Program.add_types,
+    Embed: Program.embed, AddPositions: Program.add_positions, AddSinusoids: Program.add_sinusoids,
+    AddTypes: Program.add_types,
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,

@@ -48,6 +48,10 @@
 #'   that is large enough for the complete JSON text.
 #' @param top The number of most likely tokens to store at each position, for
 #'   `plot()`.
+#' @param tools Functions that the model can call during a reply: a named list of
+#'   functions, or of [minhub_tool()], which adds descriptions and types.
+#' @param tool_choice `"auto"`, `"none"`, `"required"` (the reply begins with a
+#'   call) or the name of a tool.
 #' @returns An object of class `minhub_chat`. `bot$say()` returns an object of
 #'   class `minhub_reply`, invisibly if it was printed. It is a list with
 #'   * `text`: the reply;
@@ -59,6 +63,7 @@
 #'   * `seconds`: the duration;
 #'   * `read` and `kept`: the number of prompt tokens that were computed, and the
 #'     number that were in the cache;
+#'   * `reasoning`: the text of the reasoning before the reply, if any;
 #'   * `data`, with a `schema`: the reply as an R value. JSON objects are named
 #'     lists. Arrays are vectors if all elements are numbers, strings or
 #'     booleans, and lists otherwise. `NULL` for an incomplete reply.
@@ -76,7 +81,7 @@
 minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature = "auto", top_k = "auto", top_p = "auto",
                         repetition_penalty = "auto", seed = NULL, stop = NULL, schema = NULL, stream = interactive(),
                         top = 5, tokenizer = NULL, min_p = "auto", presence_penalty = 0, frequency_penalty = 0,
-                        logit_bias = NULL) {
+                        logit_bias = NULL, tools = NULL, tool_choice = "auto") {
   model <- check_model(model)
   tokenizer <- check_tokenizer(tokenizer)
   self <- new.env(parent = emptyenv())
@@ -84,10 +89,12 @@ minhub_chat <- function(model, system = NULL, max_new_tokens = 512, temperature 
   self$tokenizer <- tokenizer
   self$system <- optional(system, string, what = "system")
   self$exchanges <- list()
+  self$tools <- check_tools(tools)
   settings <- list(
     max_new_tokens = max_new_tokens, temperature = temperature, top_k = top_k, top_p = top_p,
     repetition_penalty = repetition_penalty, seed = seed, stop = stop, schema = schema, stream = stream, top = top,
-    min_p = min_p, presence_penalty = presence_penalty, frequency_penalty = frequency_penalty, logit_bias = logit_bias
+    min_p = min_p, presence_penalty = presence_penalty, frequency_penalty = frequency_penalty, logit_bias = logit_bias,
+    tool_choice = tool_choice
   )
   chat_settings(settings, list(temperature = 1, repetition_penalty = 1)) # raises errors before Python is needed
   about <- ask("chat_template", model = model, tokenizer = tokenizer, on_event = show_progress())
@@ -101,7 +108,7 @@ as_chat <- function(self) structure(list(), class = "minhub_chat", self = self)
 
 CHAT_SETTINGS <- c(
   "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "stop", "schema", "stream", "top", "min_p",
-  "presence_penalty", "frequency_penalty", "logit_bias"
+  "presence_penalty", "frequency_penalty", "logit_bias", "tool_choice"
 )
 
 # Checks the settings of a chat. "auto" selects the value in `defaults`. `seed` and `stream` are not sent to Python.
@@ -123,9 +130,85 @@ chat_settings <- function(x, defaults) {
     stop = stop_strings(x$stop),
     schema = check_schema(x$schema),
     top = whole_number(x$top, "top", max = 100),
+    tool_choice = string(x$tool_choice, "tool_choice"),
     seed = x$seed, stream = x$stream
   ))
 }
+
+#' Describe a function that a model can call
+#'
+#' @param fun A function. Arguments without a default are required.
+#' @param description What the function does, for the model.
+#' @param arguments A named list with a JSON type such as `"string"`,
+#'   `"integer"`, `"number"` or `"boolean"`, or with a JSON Schema for each
+#'   argument. Arguments that are not in the list are strings.
+#' @returns An object of class `minhub_tool` for the argument `tools` of
+#'   [minhub_chat()].
+#' @details
+#' Errors of the function are sent to the model, so that it can correct the call.
+#' A result that is not text is sent as R prints it.
+#' @family functions that generate text
+#' @examples
+#' minhub_tool(
+#'   function(city, days = 1) paste(city, "is sunny"),
+#'   "The weather forecast of a city",
+#'   list(city = "string", days = "integer")
+#' )
+#' @export
+minhub_tool <- function(fun, description = "", arguments = list()) {
+  if (!is.function(fun)) fail("fun must be a function, not ", describe(fun))
+  needed <- names(formals(args(fun)))
+  if ("..." %in% needed) fail("fun has the argument `...`: use arguments with names only")
+  if (!is_plain_list(arguments) || !all(names(arguments) %in% needed) || is.null(names(arguments)) != !length(arguments)) {
+    fail("arguments must be a list with the names of the arguments of fun: ", toString(needed))
+  }
+  types <- lapply(stats::setNames(needed, needed), function(name) {
+    type <- arguments[[name]] %||% "string"
+    if (is_plain_list(type)) type else list(type = string(type, "arguments"))
+  })
+  required <- vapply(formals(args(fun)), function(default) is.symbol(default) && !nzchar(as.character(default)), NA)
+  structure(
+    list(fun = fun, description = string(description), types = types, required = needed[required]),
+    class = "minhub_tool"
+  )
+}
+
+#' @export
+format.minhub_tool <- function(x, ...) paste0("<minhub_tool function(", toString(names(x$types)), "): ", x$description, ">")
+
+#' @export
+print.minhub_tool <- function(x, ...) {
+  cat(format(x), "\n", sep = "")
+  invisible(x)
+}
+
+check_tools <- function(tools) {
+  if (is.null(tools)) return(NULL)
+  if (!is_plain_list(tools) || is.null(names(tools)) || !all(nzchar(names(tools))) || anyDuplicated(names(tools))) {
+    fail("tools must be a list of functions with different names, not ", describe(tools))
+  }
+  lapply(tools, function(tool) if (inherits(tool, "minhub_tool")) tool else minhub_tool(tool))
+}
+
+# The definitions of tools for Python.
+tool_definitions <- function(tools) {
+  unname(Map(function(name, tool) {
+    list(name = name, description = tool$description, parameters = list(
+      type = "object", properties = tool$types, required = as.list(tool$required), additionalProperties = FALSE
+    ))
+  }, names(tools), tools))
+}
+
+# The result of a call as text. Errors are results, so that the model can react.
+run_tool <- function(tools, call) {
+  result <- tryCatch(
+    do.call(tools[[call$name]]$fun, as.list(call$arguments)),
+    error = function(error) paste("Error:", conditionMessage(error))
+  )
+  if (is.character(result)) paste(result, collapse = "\n") else paste(utils::capture.output(print(result)), collapse = "\n")
+}
+
+MAX_ROUNDS <- 10L # of calls in one reply
 
 check_schema <- function(schema) {
   if (is.null(schema)) return(NULL)
@@ -215,10 +298,19 @@ say <- function(self, text, changes) {
     }
   })
   messages <- as.list(unlist(lapply(self$exchanges, function(exchange) c(exchange$text, exchange$reply$text))))
-  result <- do.call(ask, c(
-    list("reply", model = self$model, tokenizer = self$tokenizer, system = self$system, said = messages, text = text, seed = seed),
-    settings[setdiff(names(settings), c("stream", "seed"))], list(on_event = on_piece)
-  ))
+  steps <- lapply(self$exchanges, function(exchange) exchange$steps %||% "[]")
+  called <- results <- NULL
+  for (round in seq_len(MAX_ROUNDS)) {
+    result <- do.call(ask, c(
+      list("reply", model = self$model, tokenizer = self$tokenizer, system = self$system, said = messages, text = text, seed = seed),
+      settings[setdiff(names(settings), c("stream", "seed"))],
+      list(tools = tool_definitions(self$tools), steps = steps, called = called, results = results, on_event = on_piece)
+    ))
+    if (!length(result$calls) || round == MAX_ROUNDS) break
+    results <- lapply(result$calls, function(call) run_tool(self$tools, call))
+    called <- result$called
+    parts <- list() # of the reply after the calls
+  }
   finished <- TRUE
   reply <- add_exchange(self, text, parts, result)
   if (shown) cat("\n")
@@ -247,11 +339,11 @@ add_exchange <- function(self, text, parts, result) {
     list(
       text = result$text %||% paste(vapply(parts, `[[`, "", "piece"), collapse = ""),
       tokens = bind(parts), top = top, end = result$end, seconds = result$seconds, read = result$read, kept = result$kept,
-      data = result$data
+      data = result$data, reasoning = result$reasoning
     ),
     class = "minhub_reply"
   )
-  self$exchanges <- c(self$exchanges, list(list(text = text, reply = reply)))
+  self$exchanges <- c(self$exchanges, list(list(text = text, reply = reply, steps = result$steps)))
   reply
 }
 

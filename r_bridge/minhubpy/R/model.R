@@ -154,6 +154,14 @@ qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
 #' @export
+bloom_from_pretrained <- pretrained_of("bloom")
+
+#' @rdname from_pretrained
+#' @export
+xglm_from_pretrained <- pretrained_of("xglm")
+
+#' @rdname from_pretrained
+#' @export
 olmo3_from_pretrained <- pretrained_of("olmo3")
 
 #' @rdname from_pretrained
@@ -416,6 +424,14 @@ qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
 #' @export
+bloom <- random_model_of("bloom")
+
+#' @rdname gpt2
+#' @export
+xglm <- random_model_of("xglm")
+
+#' @rdname gpt2
+#' @export
 olmo3 <- random_model_of("olmo3")
 
 #' @rdname gpt2
@@ -617,6 +633,14 @@ qwen3moe_from_config <- from_config_of("qwen3moe")
 #' @rdname gpt2
 #' @export
 qwen35_from_config <- from_config_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+bloom_from_config <- from_config_of("bloom")
+
+#' @rdname gpt2
+#' @export
+xglm_from_config <- from_config_of("xglm")
 
 #' @rdname gpt2
 #' @export

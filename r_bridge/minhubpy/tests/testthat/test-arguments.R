@@ -8,7 +8,7 @@ REQUIRED <- list(
   query = function() "To", identifier = function() BUILT_IN[[1L]], folder = function() tempfile("saved "),
   manifest = function() tempfile("no job "), pairs = function() data.frame(sentence_good = "To be", sentence_bad = "To me"),
   labels = function() c("yes", "no"), clean = function() "To be", corrupted = function() "To me",
-  answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
+  fun = function() function(a) a, answers = function() c("T", "b"), token = function() "T", at = function() "layers.1.resid", positive = function() "To",
   negative = function() "be", y = function() 1:8, n = function() 2,
   attention = function() attention_weights(a_model(), "To"), formula = function() human ~ 1, prediction = function() "guess",
   data = function() data.frame(human = c(1, 0, NA, NA), guess = c(0.9, 0.2, 0.8, 0.1), probability = 0.5)

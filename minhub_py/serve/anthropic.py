@@ -1,0 +1,271 @@
+"""Anthropic API: messages and count_tokens.
+
+Source: Anthropic's API reference and the types of its client. A reply is a list of blocks: thinking, text, tool_use.
+`Blocks` writes complete and streamed messages.
+"""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+
+from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.tools import parse_arguments
+from minhub_py.serve.engine import Delta
+from minhub_py.serve.messages import (
+    OMITTED,
+    ChatInput,
+    choose_tools,
+    encode_input,
+    make_call,
+    parse_content,
+    parse_messages,
+    parse_tools,
+    reply_settings,
+    set_effort,
+    set_thinking,
+)
+from minhub_py.serve.models import Generation, ServedModel, parse_sampling, parse_seed
+from minhub_py.serve.openai import parse_schema
+from minhub_py.serve.replies import new_call_id
+from minhub_py.serve.server import server_of
+from minhub_py.serve.streaming import respond, sse
+from minhub_py.serve.validation import Fields, RequestError, invalid
+
+SIGNATURE = "minhub"  # pydantic-ai treats thinking without a signature as user text
+MAX_STOP_SEQUENCES = 64
+CHOICES = {"any": "required", "auto": "auto", "none": "none"}
+
+
+async def messages(request: HTTPRequest) -> Response:
+    """POST /v1/messages."""
+    served, fields = await server_of(request).read_with_model(request, "completion")
+    if fields.get("thread") is not None:  # the client sends the whole conversation again after this error
+        raise RequestError(400, "thread is not supported: send all messages", "thread_unsupported_request", "thread")
+    chat = parse_input(fields, served)
+    requested = fields.integer("max_tokens", 1, 2**31)
+    if requested is None:
+        raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
+    ids = await encode_input(served, chat)
+    stops = fields.strings("stop_sequences", MAX_STOP_SEQUENCES)
+    settings: dict[str, Any] = {
+        "sampling": parse_sampling(fields, served.sampling, served.model.config.vocab_size),
+        "seed": parse_seed(fields), "stops": (*stops, *served.template.stops),
+    }  # fmt: skip
+    settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids)
+    generation = Generation(served)
+    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
+    message_id = f"msg_{secrets.token_hex(12)}"
+
+    def usage(output_tokens: int) -> dict[str, Any]:
+        cached = generation.cached_tokens
+        return {"input_tokens": len(ids) - cached, "cache_read_input_tokens": cached,
+                "cache_creation_input_tokens": 0, "output_tokens": output_tokens}  # fmt: skip
+
+    def message(content: list[dict[str, Any]], ending: dict[str, Any]) -> dict[str, Any]:
+        return {"id": message_id, "type": "message", "role": "assistant", "model": served.name, "content": content,
+                **ending, "usage": usage(generation.generated_tokens)}  # fmt: skip
+
+    def ending(blocks: "Blocks", end: str) -> dict[str, Any]:
+        stop = generation.requests[0].detokenizer
+        sequence = stop.stops.found if stop is not None else None
+        reason = {"stop": "end_turn", "length": "max_tokens"}[end]
+        if sequence is not None and sequence in stops:
+            reason = "stop_sequence"
+        elif end == "stop" and blocks.has_calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": sequence if reason == "stop_sequence" else None}
+
+    async def complete() -> dict[str, Any]:
+        blocks, end = Blocks(), "length"
+        async for _, delta in generation.deltas():
+            for _ in blocks.add(delta):
+                pass
+            end = delta.end or end
+        return message(blocks.content, ending(blocks, end))
+
+    async def events() -> AsyncIterator[bytes]:
+        def event(kind: str, **data: Any) -> bytes:
+            return sse({"type": kind, **data}, kind)
+
+        blocks, end = Blocks(), "length"
+        started = False
+        async for _, delta in generation.deltas():
+            if not started:
+                started = True
+                start = message([], {"stop_reason": None, "stop_sequence": None}) | {"usage": usage(0)}
+                yield event("message_start", message=start)
+            for kind, data in blocks.add(delta):
+                yield event(kind, **data)
+            end = delta.end or end
+        yield event("message_delta", delta=ending(blocks, end), usage=usage(generation.generated_tokens))
+        yield event("message_stop")
+
+    return await respond(request, generation, complete, events if fields.boolean("stream") else None)
+
+
+async def count_tokens(request: HTTPRequest) -> Response:
+    """POST /v1/messages/count_tokens."""
+    served, fields = await server_of(request).read_with_model(request, "completion")
+    ids = await encode_input(served, parse_input(fields, served))
+    return JSONResponse({"input_tokens": len(ids)})
+
+
+def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
+    """The conversation of a request."""
+    limit = served.engine.max_length
+    values = fields.get("messages")
+    if not isinstance(values, list):
+        raise invalid("messages must be a list of at least one message", "messages")
+    turns: list[dict[str, Any]] = []
+    for index, value in enumerate(values):
+        turns += parse_turn(Fields(value, f"messages[{index}]"), limit)
+    parsed = parse_messages(turns, limit)
+    system = parse_content(fields.get("system"), limit, "system")
+    if system:
+        parsed.insert(0, {"role": "system", "content": system})
+    chat = ChatInput(parsed, parse_tools(fields.get("tools")))
+    choice = fields.object("tool_choice")
+    kind = choice.string("type")
+    if kind not in (None, "tool", *CHOICES):
+        raise invalid(f"tool_choice.type must be auto, any, tool or none, not {kind!r}", "tool_choice")
+    value = None if kind is None else choice.values if kind == "tool" else CHOICES[kind]
+    choose_tools(chat, value, not choice.boolean("disable_parallel_tool_use"))
+    output = fields.object("output_config")
+    form = output if output.get("format") is not None else Fields({"format": fields.get("output_format")})
+    chat.schema = parse_schema(form, "format")
+    set_effort(chat, served, output.get("effort"), "output_config.effort")
+    thinking = fields.object("thinking").string("type")
+    if thinking is not None:
+        set_thinking(chat, served, thinking != "disabled")
+    final = chat.messages[-1]
+    if final["role"] == "assistant" and not final.get("tool_calls") and len(chat.messages) > 1:  # a prefill
+        chat.messages[-1] = {"role": "assistant", "content": final["content"]}
+        chat.variables["continue_final_message"] = True
+    return chat
+
+
+def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
+    """A message as messages of the OpenAI API: results of calls precede the text of their turn."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(content, list):
+        return [{"role": role, "content": content}]
+    texts: list[Any] = []
+    results: list[dict[str, Any]] = []
+    calls, reasoning = [], ""
+    for index, part in enumerate(content):
+        block = Fields({"type": "text", "text": part} if isinstance(part, str) else part,
+                       f"{message.path}.content[{index}]")  # fmt: skip
+        kind = block.get("type")
+        if kind == "tool_use":
+            calls.append(make_call(block.get("id"), block.string("name") or "", block.get("input")))
+        elif kind == "tool_result":
+            text = parse_content(block.get("content"), limit, f"{block.path}.content", omit=True)
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"),
+                            "content": f"Error: {text}" if block.get("is_error") is True else text})  # fmt: skip
+        elif kind == "thinking":
+            reasoning += block.string("thinking") or ""
+        elif kind in ("image", "document") and role == "user":
+            raise invalid(f"{block.path} has type {kind}: only text is supported", block.path, "unsupported")
+        elif kind != "redacted_thinking":
+            texts.append(part if kind in (None, "text") else OMITTED.format("content"))
+    if not texts and not calls and results:
+        return results
+    turn: dict[str, Any] = {"role": role, "content": texts}
+    if role == "assistant":
+        turn |= {"tool_calls": calls, "reasoning_content": reasoning}
+    return [*results, turn]
+
+
+class Blocks:
+    """The blocks of a reply. `add` returns the events of a stream."""
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        self.kind, self.call = "", -1  # of the current block
+        self.arguments = ""
+        self.has_calls = False
+
+    def add(self, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Add a delta."""
+        for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
+            kind = "call" if event.kind == "arguments" else event.kind
+            if (kind, event.index if kind == "call" else -1) != (self.kind, self.call):
+                yield from self._close()
+                yield from self._open(kind, event)
+            if event.kind != "call":
+                yield self._append(event)
+        if delta.end is not None:
+            yield from self._close()
+
+    def _open(self, kind: str, event: ReplyEvent) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.kind, self.call, self.arguments = kind, event.index if kind == "call" else -1, ""
+        if kind == "call":
+            self.has_calls = True
+            block: dict[str, Any] = {"type": "tool_use", "id": f"toolu_{new_call_id()}", "name": event.text,
+                                     "input": {}}  # fmt: skip
+        elif kind == "reasoning":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self.content.append(block)
+        yield "content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}
+
+    def _append(self, event: ReplyEvent) -> tuple[str, dict[str, Any]]:
+        block = self.content[-1]
+        if event.kind == "arguments":
+            self.arguments += event.text
+            delta = {"type": "input_json_delta", "partial_json": event.text}
+        elif event.kind == "reasoning":
+            block["thinking"] += event.text
+            delta = {"type": "thinking_delta", "thinking": event.text}
+        else:
+            block["text"] += event.text
+            delta = {"type": "text_delta", "text": event.text}
+        return "content_block_delta", {"index": len(self.content) - 1, "delta": delta}
+
+    def _close(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not self.kind:
+            return
+        block, index = self.content[-1], len(self.content) - 1
+        if self.kind == "call":
+            block["input"] = parse_arguments(self.arguments)
+            if rest := completion(self.arguments):  # the client parses the joined pieces
+                delta = {"type": "input_json_delta", "partial_json": rest}
+                yield "content_block_delta", {"index": index, "delta": delta}
+        elif self.kind == "reasoning":
+            block["signature"] = SIGNATURE
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            yield "content_block_delta", {"index": index, "delta": delta}
+        yield "content_block_stop", {"index": index}
+        self.kind, self.call = "", -1
+
+
+def completion(text: str) -> str:
+    """The text that completes JSON of a reply that was cut: closing quotes and brackets; "" if it is complete."""
+    try:
+        json.loads(text or "{}")
+        return "" if text else "{}"
+    except ValueError:
+        pass
+    closing, in_string, escaped = "", False, False
+    for char in text:
+        if in_string:
+            in_string, escaped = (char != '"' or escaped), char == "\\" and not escaped
+        elif char == '"':
+            in_string = True
+        elif char in "{[":
+            closing = {"{": "}", "[": "]"}[char] + closing
+        elif char in "}]":
+            closing = closing[1:]
+    for middle in ("", '"', "null", ": null", '": null', "e", "ue", "rue", "lse", "alse", "se", "ll", "ull", "l", "0"):
+        for escape in ("", "\\", "0", "00", "000", "0000"):
+            try:
+                json.loads(text + escape + middle + closing)
+                return escape + middle + closing
+            except ValueError:
+                continue
+    return ""
