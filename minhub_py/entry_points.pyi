@@ -1233,6 +1233,10 @@ class TrainSettings(TypedDict, total=False):
     config: Mapping[str, object]
     lora: Mapping[str, object]
     quantize: str | None
+    objective: str | None
+    beta: float
+    epochs: float | None
+    checkpointing: bool
     steps: int
     batch: int
     accumulate: int
