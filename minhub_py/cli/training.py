@@ -53,8 +53,8 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
                  help="Train an adapter of --from (LoRA, in PEFT's format) with this rank instead of all weights. "
                       "NAME=VALUE sets alpha, dropout, targets, dora or rslora; may be repeated."),
     click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
-                 metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked or "
-                                      "text.  [default: decided by their columns]"),
+                 metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
+                                      "or text.  [default: decided by their columns]"),
     click.option("--beta", type=float, help="Strength of the reference in DPO (preference).  [default: 0.1]"),
     click.option("--epochs", type=float, help="Passes over the examples, instead of --steps.  [default: 3]"),
     click.option("--checkpointing/--no-checkpointing", default=None,

@@ -89,10 +89,13 @@ def reply(
     assert result is not None
     calls = [{"name": call.name, "arguments": json_data(call.arguments)} for call in result.calls]
     called = json.dumps({"role": turn.role, "text": turn.text, "reply": asdict(result), "steps": turn.steps})
-    return {"calls": calls, "called": called if calls else None, "steps": json.dumps(turn.steps),
-            "reasoning": character([result.reasoning]) if result.reasoning else None, "text": character([result.text]), "end": result.end, "seconds": result.seconds, "read": result.read,
-            "kept": result.kept, "dropped": result.dropped, "context": chat.context,
-            "data": None if schema is None or result.end != "stop" else json_data(json.loads(result.text))}  # fmt: skip
+    data = None if schema is None or result.end != "stop" or calls else json_data(json.loads(result.text))
+    return {
+        "calls": calls, "called": called if calls else None, "steps": json.dumps(turn.steps),
+        "reasoning": character([result.reasoning]) if result.reasoning else None, "text": character([result.text]),
+        "end": result.end, "seconds": result.seconds, "read": result.read, "kept": result.kept,
+        "dropped": result.dropped, "context": chat.context, "data": data,
+    }  # fmt: skip
 
 
 def strings(value: Any) -> list[str]:

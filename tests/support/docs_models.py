@@ -43,7 +43,7 @@ def publish(hub: HubServer, folder: Path) -> None:
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>")
     bot = llama(
         vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=512, bos_token_id=256, eos_token_id=257,
+        max_position_embeddings=2048, bos_token_id=256, eos_token_id=257,
     )  # fmt: skip
     save_pretrained(bot, folder / "bot", tokenizer)
     settings = {"chat_template": TEMPLATE, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}

@@ -34,14 +34,23 @@ function message(id) {
   if (editing === id) return editor(id, node, article);
   if (node.role === "user") article.append(element("div", { className: "text", textContent: node.text }));
   else {
-    const view = new Reply(node.words, settings.markdown);
-    article.append(view.dom);
+    const view = new Reply(node.words, settings.markdown), thoughts = element("div", { className: "thought" });
+    view.thoughts = element("details", { className: "reasoning" }, element("summary", { textContent: "Reasoning" }), thoughts);
+    view.calls = element("div", { className: "calls" });
+    article.append(view.thoughts, view.dom, view.calls);
+    extras(view, node);
     if (busy?.id === id) busy.view = view;
-    else if (!node.text) view.dom.append(element("span", { className: "note", textContent: "(an empty reply)" }));
+    else if (!node.text && !node.calls?.length) view.dom.append(element("span", { className: "note", textContent: "(an empty reply)" }));
   }
   article.classList.toggle("busy", busy?.id === id);
   article.append(tools(id, node));
   return article;
+}
+// The reasoning before a reply, and its calls of tools.
+function extras(view, node) {
+  view.thoughts.hidden = !node.reasoning;
+  view.thoughts.lastChild.textContent = node.reasoning ?? "";
+  view.calls.replaceChildren(...(node.calls ?? []).map(call => element("code", { textContent: `${call.name}(${call.arguments})` })));
 }
 function tools(id, node) {
   const result = element("div", { className: "tools" }), versions = siblings(chat, id), at = versions.indexOf(id);
@@ -185,6 +194,7 @@ async function request(id, ids, fields = {}) {
   for (const name of [...SAMPLING, "max_tokens", "seed"]) if (settings[name] !== "") body[name] = Number(settings[name]);
   const end = node.end, loads = !isLoaded(settings.model);
   delete node.end;
+  if (!fields.continue_final_message) { delete node.reasoning; delete node.calls }
   node.model = settings.model; error = ""; busy = { id, control, note: loads ? `Loading ${node.model} …` : "" }; save(); render();
   try {
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: control.signal });
@@ -252,6 +262,11 @@ function take(choice, node, clock) {
   clock.count = (clock.count ?? 0) + tokens.length;
   if (clock.count) { clock.first ??= performance.now(); clock.initial ??= clock.count }
   if (choice.finish_reason === "length") node.end = "Token limit reached";
+  if (choice.delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + choice.delta.reasoning_content;
+  for (const call of choice.delta.tool_calls ?? []) {
+    const shown = (node.calls ??= [])[call.index] ??= { name: "", arguments: "" };
+    for (const name of ["name", "arguments"]) shown[name] += call.function?.[name] ?? "";
+  }
   if (!text) return;
   node.text += text;
   node.words.push({ t: text, k: tokens.map(token => [token.token, token.logprob, token.top_logprobs.map(top => [top.token, top.logprob])]) });
@@ -264,7 +279,7 @@ function refresh(node) {
   requestAnimationFrame(() => {
     if (busy?.view !== view) return;
     busy.waits = false;
-    scrolled(() => { view.update(); view.dom.nextSibling.querySelector(".status").textContent = speed(node) });
+    scrolled(() => { view.update(); extras(view, node); view.calls.nextSibling.querySelector(".status").textContent = speed(node) });
   });
 }
 

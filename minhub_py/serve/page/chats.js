@@ -41,11 +41,13 @@ function checked(id, stored) {
     && value.k.every(token => pair(token) && Array.isArray(token[2]) && token[2].every(pair));
   const queue = [...(below.get("") ?? [])];
   for (let key; (key = queue.shift());) {
-    const { role, text: content, parent, words, model, end, tokens, timed, seconds } = stored.nodes[key];
+    const { role, text: content, parent, words, model, end, tokens, timed, seconds, reasoning, calls } = stored.nodes[key];
     const sound = Array.isArray(words) && words.every(word) && words.map(each => each.t).join("") === content;
     nodes[key] = { role, text: content, parent: text(parent) ? parent : null, words: sound ? words : content ? [{ t: content, k: [] }] : [] };
     if (text(model)) nodes[key].model = model;
     if (text(end)) nodes[key].end = end;
+    if (text(reasoning)) nodes[key].reasoning = reasoning;
+    if (Array.isArray(calls) && calls.every(call => text(call?.name) && text(call.arguments))) nodes[key].calls = calls;
     if ([tokens, timed, seconds].every(number)) Object.assign(nodes[key], { tokens, timed, seconds });
     queue.push(...(below.get(key) ?? []));
   }
