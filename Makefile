@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite soak test-real test-rtorch gpu fuzz lint style types stub bench wheels r vignette docs clean
+.PHONY: demo test suite soak test-real test-rtorch gpu fuzz release-check coverage lint style types stub bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -86,6 +86,18 @@ wheels: .venv/.installed-wheels
 			dist/minhub_py-*.tar.gz || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/check_wheels.py dist
+
+# Everything that a release needs, beside the suite: style, types, the website, wheels with twine, R CMD check --as-cran,
+# versions, addresses and links.
+release-check: lint docs wheels
+	$(BIN)/python tests/release_check.py dist
+
+# Coverage of the Python code by the suite, per package: docs/internals/coverage.md.
+coverage: .venv/.installed-rpy2
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest-cov
+	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
+		--cov=minhub_py --cov=weights_map --cov=r_bridge --cov-report=json:coverage.json --cov-report=
+	$(BIN)/python tests/coverage_table.py coverage.json docs/internals/coverage.md
 
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
 vignette: .venv/.installed r

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.analysis.surprisal import target_logprobs as target_logprobs
     from minhub_py.analysis.surprisal import word_logprobs as word_logprobs
     from minhub_py.analysis.token_labels import classify_tokens as classify_tokens
+    from minhub_py.analysis.tuned_lens import tuned_lens as tuned_lens
     from minhub_py.chat.completion import complete as complete
     from minhub_py.chat.conversation import Chat as Chat
     from minhub_py.chat.turns import Reply as Reply
@@ -95,6 +96,7 @@ _HOMES = {
     "minimal_pairs": "analysis.minimal_pairs",
     "attention_weights": "analysis.attention",
     "logit_lens": "analysis.lens",
+    "tuned_lens": "analysis.tuned_lens",
     "activations": "analysis.activations",
     "intervene": "analysis.interventions",
     "direction": "analysis.directions",

@@ -8,6 +8,7 @@ import torch
 from typing_extensions import Unpack
 
 from minhub_py.models.bert import Bert
+from minhub_py.models.bloom import Bloom
 from minhub_py.models.cohere import Cohere
 from minhub_py.models.cohere import Cohere2
 from minhub_py.models.ernie45 import Ernie45
@@ -24,8 +25,10 @@ from minhub_py.models.granite import Granite
 from minhub_py.models.granite import GraniteHybrid
 from minhub_py.models.hunyuan import Hunyuan
 from minhub_py.models.internlm3 import InternLM3
+from minhub_py.models.lfm2 import Lfm2
 from minhub_py.models.llama import Llama
 from minhub_py.models.lstm import LSTM
+from minhub_py.models.mixtral import Mixtral
 from minhub_py.models.modernbert import ModernBert
 from minhub_py.models.mpnet import MPNet
 from minhub_py.models.olmo2 import Olmo2
@@ -40,6 +43,7 @@ from minhub_py.models.smollm3 import SmolLM3
 from minhub_py.models.stablelm import StableLM
 from minhub_py.models.starcoder2 import StarCoder2
 from minhub_py.models.t5 import T5
+from minhub_py.models.xglm import XGLM
 
 __all__ = [
     "gpt2",
@@ -144,9 +148,36 @@ __all__ = [
     "stablelm",
     "stablelm_from_config",
     "stablelm_from_pretrained",
+    "bloom",
+    "bloom_from_config",
+    "bloom_from_pretrained",
+    "xglm",
+    "xglm_from_config",
+    "xglm_from_pretrained",
     "qwen35",
     "qwen35_from_config",
     "qwen35_from_pretrained",
+    "qwen35moe",
+    "qwen35moe_from_config",
+    "qwen35moe_from_pretrained",
+    "qwen3next",
+    "qwen3next_from_config",
+    "qwen3next_from_pretrained",
+    "mixtral",
+    "mixtral_from_config",
+    "mixtral_from_pretrained",
+    "olmoe",
+    "olmoe_from_config",
+    "olmoe_from_pretrained",
+    "qwen3moe",
+    "qwen3moe_from_config",
+    "qwen3moe_from_pretrained",
+    "lfm2",
+    "lfm2_from_config",
+    "lfm2_from_pretrained",
+    "lfm2moe",
+    "lfm2moe_from_config",
+    "lfm2moe_from_pretrained",
     "t5",
     "t5_from_config",
     "t5_from_pretrained",
@@ -930,7 +961,32 @@ class StableLMSettings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
     partial_rotary_factor: float
 
-class Qwen35Settings(TypedDict, total=False):
+class BloomSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int | None
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    layer_norm_epsilon: float
+    hidden_dropout: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class XGLMSettings(TypedDict, total=False):
     architectures: list[str] | None
     id2label: dict[str, Any] | None
     num_labels: int | None
@@ -938,6 +994,39 @@ class Qwen35Settings(TypedDict, total=False):
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    hidden_act: str
+    max_position_embeddings: int
+    rope_parameters: dict[str, Any] | None
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    dropout: float
+    scale_embedding: bool
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Qwen35Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int] | None
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -963,6 +1052,71 @@ class Qwen35Settings(TypedDict, total=False):
     rope_theta: float
     rope_scaling: dict[str, Any] | None
     partial_rotary_factor: float
+
+class MixtralSettings(TypedDict, total=False):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    decoder_sparse_step: int
+    mlp_only_layers: list[int] | None
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any] | None
+    attention_bias: bool
+    sliding_window: int | None
+    use_sliding_window: bool
+    attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Lfm2Settings(TypedDict, total=False):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    block_ff_dim: int | None
+    block_auto_adjust_ff_dim: bool
+    block_ffn_dim_multiplier: float | None
+    block_multiple_of: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    layer_types: list[str] | None
+    full_attn_idxs: list[int] | None
+    conv_L_cache: int
+    conv_bias: bool
+    moe_intermediate_size: int
+    num_dense_layers: int
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    use_expert_bias: bool
+    max_position_embeddings: int
+    norm_eps: float
+    rope_parameters: dict[str, Any] | None
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
 
 class T5Settings(TypedDict, total=False):
     vocab_size: int
@@ -1079,6 +1233,10 @@ class TrainSettings(TypedDict, total=False):
     config: Mapping[str, object]
     lora: Mapping[str, object]
     quantize: str | None
+    objective: str | None
+    beta: float
+    epochs: float | None
+    checkpointing: bool
     steps: int
     batch: int
     accumulate: int
@@ -1818,6 +1976,46 @@ def stablelm_from_pretrained(
     local_files_only: bool = False,
 ) -> StableLM: ...
 
+def bloom(**config: Unpack[BloomSettings]) -> Bloom: ...
+def bloom_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bloom: ...
+def bloom_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Bloom: ...
+
+def xglm(**config: Unpack[XGLMSettings]) -> XGLM: ...
+def xglm_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> XGLM: ...
+def xglm_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> XGLM: ...
+
 def qwen35(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
 def qwen35_from_config(
     identifier: str | PathLike[str],
@@ -1837,6 +2035,146 @@ def qwen35_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
+
+def qwen35moe(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
+def qwen35moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+def qwen35moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+
+def qwen3next(**config: Unpack[Qwen35Settings]) -> Qwen35: ...
+def qwen3next_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+def qwen3next_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Qwen35: ...
+
+def mixtral(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def mixtral_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def mixtral_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def olmoe(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def olmoe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def olmoe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def qwen3moe(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def qwen3moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def qwen3moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def lfm2(**config: Unpack[Lfm2Settings]) -> Lfm2: ...
+def lfm2_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+def lfm2_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+
+def lfm2moe(**config: Unpack[Lfm2Settings]) -> Lfm2: ...
+def lfm2moe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
+def lfm2moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Lfm2: ...
 
 def t5(**config: Unpack[T5Settings]) -> T5: ...
 def t5_from_config(

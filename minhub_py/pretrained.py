@@ -30,6 +30,7 @@ from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_tokenizer, model_of
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
@@ -303,7 +304,9 @@ def load(
     kinds: dict[nn.Module, str | Blocks] = {}
     if quantize == "auto":
         for layer, _ in layers_of(model, "auto"):
-            if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(f"{paths[layer]}.weight", meta)):
+            leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
+            names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
+            if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(names, meta)):
                 kinds[layer] = kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(probe.name))
     elif quantize:
         kinds.update(layers_of(model, quantize))
@@ -496,7 +499,7 @@ def save_pretrained(
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
-    if own.attached is not None:
+    if getattr(own, "attached", None) is not None:
         raise ValueError("a model with an adapter is not saved as a whole: save the adapter with save_adapter(), or "
                          "write a complete model with minhub convert --merge")  # fmt: skip
     refuse_quantized(own, "saved")

@@ -235,6 +235,15 @@ ARCHITECTURES = {
         relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", published.COHERE2, "cohere"),
         relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
         Architecture(
+            "bloom", "BLOOM", "bloom", ("BloomConfig", "Bloom"),
+            Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}), "bigscience",
+            published.BLOOM,
+        ),
+        Architecture(
+            "xglm", "XGLM", "xglm", ("XGLMConfig", "XGLM"),
+            Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}), "facebook", published.XGLM,
+        ),
+        Architecture(
             "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
             Training(
                 GROUPED_NAMES,
@@ -242,7 +251,56 @@ ARCHITECTURES = {
                  "linear_key_head_dim": 32, "linear_value_head_dim": 32},
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, wrappers=("qwen3_5",), classifier_class="Qwen35Classifier",
+            "Qwen", published.QWEN35, names={"qwen35": ("qwen3_5_text",)}, wrappers=("qwen3_5",),
+            classifier_class="Qwen35Classifier",
+        ),
+        *(
+            Architecture(
+                name, title, model_type, ("Qwen35Config", "Qwen35"),
+                Training(
+                    {**GROUPED_NAMES, "inner": ("moe_intermediate_size", "shared_expert_intermediate_size")},
+                    {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4,
+                     "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+                     "num_experts": 4, "num_experts_per_tok": 2},
+                    expansion=GATED / 3,  # two experts per token, and the shared one
+                ),
+                "Qwen", sizes, names={name: (model_type,)}, module="qwen35", wrappers=wrappers,
+                classifier_class="Qwen35Classifier",
+            )
+            for name, title, model_type, sizes, wrappers in (
+                ("qwen35moe", "Qwen 3.5 MoE", "qwen3_5_moe_text", published.QWEN35MOE, ("qwen3_5_moe",)),
+                ("qwen3next", "Qwen 3 Next", "qwen3_next", published.QWEN3NEXT, ()),
+            )
+        ),
+        *(
+            Architecture(
+                name, title, model_type, ("MixtralConfig", "Mixtral"),
+                Training(
+                    {**LLAMA_NAMES, "inner": (inner,)},
+                    {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": None,
+                     "tie_word_embeddings": True},
+                    expansion=GATED / 2,  # two experts per token
+                ),
+                presets=sizes, names={name: (model_type,)}, module="mixtral",
+            )
+            for name, title, model_type, inner, sizes in (
+                ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
+                ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
+                ("qwen3moe", "Qwen 3 MoE", "qwen3_moe", "moe_intermediate_size", published.QWEN3MOE),
+            )
+        ),
+        *(
+            Architecture(
+                name, title, model_type, ("Lfm2Config", "Lfm2"), Training(names, small, expansion=expansion),
+                "LiquidAI", sizes, names={name: (model_type,)}, module="lfm2",
+            )
+            for name, title, model_type, names, small, expansion, sizes in (
+                ("lfm2", "LFM2", "lfm2", GROUPED_NAMES,
+                 {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1, 3]}, GATED, published.LFM2),
+                ("lfm2moe", "LFM2 MoE", "lfm2_moe",
+                 {**GROUPED_NAMES, "inner": ("intermediate_size", "moe_intermediate_size")},
+                 {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1}, GATED / 2, published.LFM2MOE),
+            )
         ),
         # `train` does not support encoder-decoder models.
         Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),

@@ -392,7 +392,9 @@ NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "TRUE 
 
 
 def setting(value: Any) -> Any:
-    """Convert a setting to its form in config.json: a vector of length 1 becomes a number or string."""
+    """Convert a setting to its form in config.json: a vector of length 1 becomes a number or string, NULL null."""
+    if value is None:
+        return None
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         return [setting(item) for item in value]
     items = value.tolist() if isinstance(value, np.ndarray) else value

@@ -25,9 +25,9 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
 
 
 # They take the longest: started late, one of them would run alone at the end.
-FIRST = ["test_r_package.py", "test_docs.py", "test_r_check.py", "test_r_processes.py", "test_hosted_r.py",
-         "test_examples.py", "test_compare.py", "test_r_sessions.py", "test_tensor_parallel.py",
-         "test_resume.py"]  # fmt: skip
+FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_hosted_r.py", "test_compare.py",
+         "test_architectures.py", "test_docs.py", "test_r_sessions.py", "test_resume.py", "test_data_parallel.py",
+         "test_decoder.py", "test_encoders.py", "test_tensor_parallel.py", "test_r_extras.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

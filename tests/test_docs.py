@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from docs_models import publish
-from fast_python import programs
+from fast_python import programs, python
 from hub_server import HubServer
 from paths import ROOT, TEXT
 
@@ -84,7 +84,7 @@ def test_shell_blocks_run(page: str, folder: Path) -> None:
 def test_r_blocks_run(page: str, folder: Path, library: Path) -> None:
     code = "\n".join(["pdf(NULL)", *blocks(page, "r")])
     process = subprocess.run(["Rscript", "-e", code], capture_output=True, text=True, check=False, timeout=250,
-                             env={**os.environ, "R_LIBS": str(library), "MINHUBPY_PYTHON": sys.executable,
+                             env={**os.environ, "R_LIBS": str(library), "MINHUBPY_PYTHON": python(),
                                   "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert process.returncode == 0, process.stderr
 

@@ -79,7 +79,7 @@ def test_the_installed_command_reads_and_writes_as_a_process() -> None:
     assert runs[0].stderr == runs[1].stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
 def test_signals_reach_the_program(number: signal.Signals) -> None:
     statuses = {signal.SIGTERM: 9, signal.SIGKILL: -9}
     with subprocess.Popen([python(), "-c", "import os; print(os.getpid())" + WAIT], stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ tables: dict[str, Table] = {
     for table in getattr(module, "tables", [module.table] if hasattr(module, "table") else [])
 }
 gguf_architectures: dict[str, GGUFArchitecture] = {
-    architecture.name: architecture for module in _modules for architecture in getattr(module, "gguf", ())
+    architecture.key: architecture for module in _modules for architecture in getattr(module, "gguf", ())
 }
 
 

@@ -31,6 +31,8 @@ OPPOSITE: dict[Side, Side] = {"hub": "native", "native": "hub"}
 Indices = tuple[int, ...]  # (), (layer,) or (layer, expert)
 Operate = Callable[..., Sequence[Tensor]]
 
+# An index in a name.
+INDEX = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.|$)")
 # Prefixes that torch.compile and DataParallel add to names.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 
@@ -104,6 +106,18 @@ def split_by(sizes: str) -> Operation:
     )
 
 
+def unfuse_heads(parts: int, heads: str) -> Operation:
+    """Split a fused projection with [q k v] of each head into q, k and v. heads: the config's name of their number."""
+
+    def split(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [part.flatten(0, 1) for part in tensors[0].unflatten(0, (count, parts, -1)).unbind(1)]
+
+    def fuse(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [torch.stack([tensor.unflatten(0, (count, -1)) for tensor in tensors], 1).flatten(0, 2)]
+
+    return Operation(f"unfuse heads of {parts} parts", split, fuse, setting=heads, permutes=True)
+
+
 def _splitter(parts: int, dim: int) -> Operate:
     return lambda tensors: tensors[0].tensor_split(parts, dim)
 
@@ -150,6 +164,22 @@ def stack(count: str) -> Operation:
         lambda tensors, count: tensors[0].unbind(),
         setting=count,
     )
+
+
+def unstack(count: str, parts: int = 1) -> Operation:
+    """Separate the Hub's stacked tensor (experts, parts · out, in) of a layer into views (out, in) of each expert.
+
+    The native templates have one more `{}`; with 2 parts there are two, and the parts are halves of the rows.
+    count: the config's name of the number of experts.
+    """
+
+    def to_native(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [matrix for part in tensors[0].tensor_split(parts, 1) for matrix in part.unbind()]
+
+    def to_hub(tensors: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+        return [torch.cat([torch.stack(list(tensors[i * count : (i + 1) * count])) for i in range(parts)], 1)]
+
+    return Operation("unstack", to_native, to_hub, setting=count, permutes=True)
 
 
 @dataclass(frozen=True)
@@ -230,6 +260,16 @@ class Table:
             for side in SIDES
         }
 
+    @cached_property
+    def _exact(self) -> dict[Side, dict[str, Row]]:
+        """Rows by template: a model with experts has tens of thousands of names."""
+        exact: dict[Side, dict[str, Row]] = {side: {} for side in SIDES}
+        for side in SIDES:
+            for row in self.rows:
+                for template in row.templates(side):
+                    exact[side].setdefault(template, row)
+        return exact
+
     def for_head(self, head: str | None) -> "Table":
         """The table of an encoder with this head; the table itself for other models."""
         if not self.prefix:
@@ -257,6 +297,8 @@ class Table:
         if side == "hub":
             candidates += [new + name.removeprefix(old) for old, new in self.spellings if name.startswith(old)]
         for candidate in candidates:
+            if row := self._exact[side].get(INDEX.sub("{}", candidate)):
+                return candidate, row, tuple(map(int, INDEX.findall(candidate)[: row.index_count]))
             for pattern, row in self._patterns[side]:
                 if match := pattern.fullmatch(candidate):
                     return candidate, row, tuple(map(int, match.groups()[: row.index_count]))
@@ -344,7 +386,7 @@ class Mapped(Mapping[str, Tensor]):
     def over(self, tensors: Mapping[str, Tensor]) -> "Mapped":
         """The same conversion of other tensors with the same names."""
         result = copy(self)
-        result._tensors = tensors
+        result._tensors, result._cached = tensors, None
         return result
 
     def sources(self, name: str) -> tuple[str, ...]:
@@ -358,7 +400,9 @@ class Mapped(Mapping[str, Tensor]):
     def rows(self, name: str, parts: Sequence[range]) -> Tensor:
         """Some rows of a tensor; a view if they are contiguous. Other rows are not read, also if rows are permuted."""
         conversion = self._conversion[name]
-        if conversion.operation.permutes and conversion.values:  # permute the row numbers to find the source rows
+        if (
+            conversion.operation.permutes and conversion.values and len(conversion.targets) == 1
+        ):  # permute the row numbers to find the source rows
             [source] = (self._tensors[source] for source in conversion.sources)
             parts_of = conversion.operation.to_native([torch.arange(source.size(0)).unsqueeze(1)], *conversion.values)
             numbers = parts_of[conversion.targets.index(name)]
@@ -409,7 +453,7 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], 
         "wrong shape": [],
         "wrong dtype": [],
     }
-    for name in expected.keys() & tensors.keys():
+    for name in (name for name in expected if name in tensors):  # in order: experts share a conversion
         try:
             actual, model = tensors[name], expected[name]
         except ValueError as error:

@@ -44,6 +44,7 @@ class GGUFArchitecture:
         derive: returns further settings that follow from the others.
         required: keys, without "<architecture>.", that are supported with one value only.
         sizes: tensors whose number of rows is a setting, to names in config.json.
+        with_experts: for files with experts, if files without have the same general.architecture.
         assumed: a description of settings that the files lack; "" if they are complete.
         model_types: the Hub's model_types that are written as this architecture; () for model_type only.
         encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
@@ -58,9 +59,15 @@ class GGUFArchitecture:
     derive: Derive = no_settings
     required: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+    with_experts: bool = False
     assumed: str = ""
     model_types: tuple[str, ...] = ()
     encode: Encode = no_keys
+
+    @property
+    def key(self) -> str:
+        """The key in `weights_map.gguf_architectures`."""
+        return f"{self.name} with experts" if self.with_experts else self.name
 
     @cached_property
     def table(self) -> Table:

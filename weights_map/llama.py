@@ -79,7 +79,8 @@ def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
 def gguf_architecture(
     name: str, q: Operation = same, k: Operation = same, *rows: Row, model_types: Sequence[str] = (),
     without: Sequence[str] = (), settings: Mapping[str, str] = MappingProxyType({}), derive: Derive = no_settings,
-    encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}), flags: Mapping[str, str],
+    encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}),
+    flags: Mapping[str, str] = MappingProxyType({}),
 ) -> GGUFArchitecture:  # fmt: skip
     """The GGUF architecture of Llama or a relative: Llama's rows, except those with a template of `rows`.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from minhub_py.analysis.activations import forward, single_row
 from minhub_py.analysis.hidden_states import steps_after_layers
 from minhub_py.analysis.patching import check_position, token_id
-from minhub_py.analysis.points import Edit, Points, edited, recipe_of
+from minhub_py.analysis.points import ENCODER, Edit, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent
@@ -44,46 +44,52 @@ class Attribution:
 @torch.no_grad()
 def attribution(
     model: Any, tokenizer: Any, text: Text, token: str | int, against: str | int | None = None, *, position: int = -1,
-    heads: bool = False,
+    heads: bool = False, target: Text = None,
 ) -> Attribution:  # fmt: skip
     """Split the logit of a token into the parts that the embeddings, attention and MLPs of all layers contribute.
 
     Args:
-        model: A decoder-only transformer of this package whose layers add to the residual stream.
+        model: A transformer of this package whose layers add to the residual stream, with a decoder.
         tokenizer: The model's tokenizer; None if the text and the tokens are IDs.
-        text: A string or a list of token IDs.
+        text: A string or a list of token IDs; for an encoder-decoder, the encoder's input.
         token: The token whose logit is split, a string of one token or an ID.
         against: A token whose logit is subtracted.
         position: The position of the text, from 0, after which the token is predicted; negative numbers count from the
             end.
         heads: Split attention into its heads, and a part for the bias of the output projection.
+        target: For an encoder-decoder: the decoder's output so far; None for its beginning. Positions and parts, which
+            include `layers.1.cross` and so on, are the decoder's.
 
     Returns:
         The parts.
 
     Raises:
-        ValueError: An encoder, an encoder-decoder, an LSTM, or a model that applies norms to the residual stream
-            itself; a string that is not one token; or as `activations`.
+        ValueError: An encoder, an LSTM, or a model that applies norms to the residual stream itself; a string that is
+            not one token; a target for a decoder-only model; or as `activations`.
     """
     model = decoder_of(model, "attribution()")
     base = recipe_of(model).model
-    steps = [] if model.encoder_decoder else list(base.steps())
-    normed = any(isinstance(step, Recurrent) or (isinstance(step, Norm) and step.to_residual) for step in steps)
-    if model.encoder_decoder or normed:
+    if any(isinstance(step, Recurrent) or (isinstance(step, Norm) and step.to_residual) for step in base.steps()):
         raise ValueError(
-            f"attribution() supports decoder-only transformers whose layers add to the residual stream, not this "
-            f"{model.config.TITLE}: use patching()"
+            "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
+            f"not this {model.config.TITLE}: use patching()"
         )
     ids = single_row(model, tokenizer, text, "text")
-    place = check_position(position, len(ids))
+    inputs = None
+    if model.encoder_decoder:
+        given = [] if target is None else single_row(model, tokenizer, target, "target")
+        inputs = [model.decoder_start, *given]
+    elif target is not None:
+        raise ValueError("target is for an encoder-decoder such as T5: make it part of the text")
+    place = check_position(position, len(ids if inputs is None else inputs))
     tokens = [token_id(model, tokenizer, token, "token")]
     if against is not None:
         tokens.append(token_id(model, tokenizer, against, "against"))
     points = Points(base)
-    names = [name for name in points.sources if name == "embeddings" or name.endswith((".attn", ".mlp"))]
-    names = ["embeddings", *(name for name in names if name != "embeddings")]
-    inputs = [name for name in points.sources if heads and name.endswith(".heads")]
-    last = f"layers.{points.layers}.resid"
+    own = [name for name in points.sources if not name.startswith(ENCODER)]
+    names = ["embeddings", *(name for name in own if name.endswith((".attn", ".cross", ".mlp")))]
+    head_inputs = [name for name in own if heads and name.endswith(".heads")]
+    last = f"layers.{max(points.sources[name].layer for name in own)}.resid"
     stored: dict[str, Tensor] = {}
 
     def store(name: str) -> Edit:
@@ -92,9 +98,9 @@ def attribution(
 
         return record
 
-    selection = points.find([*names, *inputs, last])
+    selection = points.find([*names, *head_inputs, last])
     copy = edited(model, [(point, store(point.name)) for point in selection], "attribution()")
-    forward(copy, [ids])
+    forward(copy, [ids], inputs)
     tail = steps_after_layers(base.steps())
     head = next(step for step in tail if isinstance(step, Logits))
     rows = weights_of_rows(head, tokens)  # (C,)

@@ -4,7 +4,7 @@ The steps after the last layer, the final norm and the head, are applied to the 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,9 @@ class LayerPredictions:
 
 
 @torch.no_grad()
-def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredictions:
+def logit_lens(
+    model: Any, tokenizer: Any, text: Text, n: int = 5, *, lens: Callable[[int, Tensor], Tensor] | None = None
+) -> LayerPredictions:
     """Compute each layer's predictions of the next token: its hidden states, after the final norm and the head.
 
     Args:
@@ -72,6 +74,7 @@ def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredi
         tokenizer: The model's tokenizer; None if `text` is token IDs.
         text: A string or a list of token IDs.
         n: Number of most likely tokens.
+        lens: A `TunedLens` of the model, which maps the hidden states first.
 
     Returns:
         The most likely tokens of each layer after each token of the text, and their probabilities.
@@ -92,7 +95,8 @@ def logit_lens(model: Any, tokenizer: Any, text: Text, n: int = 5) -> LayerPredi
     hidden = states.compute(idx, range(states.count + 1))
     # The embeddings of an LSTM can differ in size from the input of its head.
     layers = [layer for layer in hidden if layer > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape]
-    best = [most_likely(states, layer, hidden[layer][0], n) for layer in layers]
+    mapped = {layer: hidden[layer][0] if lens is None else lens(layer, hidden[layer][0]) for layer in layers}
+    best = [most_likely(states, layer, mapped[layer], n) for layer in layers]
     predicted, probs = (torch.stack(tensors).cpu() for tensors in zip(*best, strict=True))
     unique = predicted.unique().tolist()
     names = dict(zip(unique, token_strings(tokenizer, unique), strict=True))

@@ -136,7 +136,7 @@ class Boundaries:
 
 def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundaries:
     """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of words."""
-    end = end_tokens(model)
+    end = [id for id in end_tokens(model) if id < model.config.vocab_size]
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     special |= {*end, getattr(model.config, "bos_token_id", None), model.decoder_start}
     vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size}

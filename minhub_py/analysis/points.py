@@ -39,7 +39,18 @@ from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Past
-from minhub_py.models.steps import Add, Attend, CrossAttend, DeltaRule, Experts, Linear, Norm, Recurrent, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    CrossAttend,
+    DeltaRule,
+    Experts,
+    Linear,
+    Norm,
+    Recurrent,
+    ShortConvolution,
+    Step,
+)
 
 ENCODER = "encoder."
 # Receives the value (B, T, size) at a point and the positions (B or 1, T); returns the new value, or None.
@@ -94,7 +105,7 @@ class Points:
         tail: list[str] = []  # the modules after the last of them
         for step in steps:
             match step:
-                case Attend() | DeltaRule():
+                case Attend() | DeltaRule() | ShortConvolution():
                     layers.append([])
                     mixing = step
                 case CrossAttend():

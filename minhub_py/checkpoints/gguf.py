@@ -13,7 +13,7 @@ Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -139,6 +139,9 @@ class GGUFCheckpoint(Checkpoint):
         if not isinstance(name, str) or name not in weights_map.gguf_architectures:
             supported = ", ".join(weights_map.gguf_architectures)
             raise ValueError(f"the architecture {brief(name)} is not supported; supported are {supported}")
+        with_experts = weights_map.gguf_architectures.get(f"{name} with experts")
+        if with_experts is not None and self.header.metadata.get(f"{name}.expert_count"):
+            return with_experts
         return weights_map.gguf_architectures[name]
 
     @cached_property
@@ -261,18 +264,19 @@ class GGUFCheckpoint(Checkpoint):
     def layout(self) -> Layout:
         return "hub"
 
-    def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
+    def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further accuracy."""
-        hub_names = native.sources(name)
-        sources = [source for hub_name in hub_names for source in self._shapes.sources(hub_name)]
+        hub_names = [hub_name for name in names for hub_name in native.sources(name)]
+        sources = dict.fromkeys(source for hub_name in hub_names for source in self._shapes.sources(hub_name))
         types = {self._tensors.stored[source].type for source in sources}
         if types <= FLOAT_TYPES.keys():
             return None
-        permuted = native.permutes(name) and all(map(self._shapes.permutes, hub_names))
+        permuted = all(map(native.permutes, names)) and all(map(self._shapes.permutes, hub_names))
         if len(types) == 1 and types <= TYPES.keys() and permuted:
-            rows = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))[name]
-            if rows.dim() == 2 and rows.stride(1) == 1:  # not transposed
-                return Blocks(types.pop(), rows)
+            tensors = native.over(self._shapes.over({source: self._tensors.rows(source) for source in sources}))
+            parts = [tensors[name] for name in names]
+            if all(part.dim() == 2 and part.stride(1) == 1 for part in parts):  # not transposed
+                return Blocks(types.pop(), concatenated(parts))
         return "int8"
 
     @cached_property
@@ -303,6 +307,15 @@ class GGUFCheckpoint(Checkpoint):
 
     def release(self) -> None:
         self._tensors.release()
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices of equal shape, one below the other; a view if they are so in memory, as experts in a file are."""
+    first = parts[0]
+    if all(part.data_ptr() == first.data_ptr() + number * first.nbytes and part.is_contiguous()
+           for number, part in enumerate(parts)):  # fmt: skip
+        return first.as_strided((len(parts) * first.size(0), first.size(1)), first.stride())
+    return torch.cat(list(parts))
 
 
 def checkpoint_at(path: Path) -> Checkpoint:

@@ -13,7 +13,7 @@ import os
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -109,10 +109,10 @@ class Checkpoint(Mapping[str, Tensor]):
         hint = folder_gguf_hint(self.path) or " Check the path"
         raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
-    def auto_quantization(self, name: str, native: Mapped) -> Blocks | str | None:
-        """The representation of a native tensor with `quantize="auto"`: the file's blocks, a type, or None for floats.
+    def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
+        """The representation of native tensors with `quantize="auto"`: the file's blocks, a type, or None for floats.
 
-        native: the checkpoint's shapes by native name.
+        names: one tensor, or the matrices of all experts.    native: the checkpoint's shapes by native name.
         """
         return None
 

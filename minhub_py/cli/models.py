@@ -161,7 +161,8 @@ def _one_layer(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 # Layouts of one file, with its extension.
 FILES = {"torchscript": ".pt", "gguf": ".gguf"}
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # of matrices in a GGUF file
+# Types of matrices in a GGUF file
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 
 
 def check_out(out: Path, to: str, overwrite: bool, source: Path | None) -> None:

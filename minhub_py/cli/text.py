@@ -28,6 +28,8 @@ from minhub_py.system.printable import displayed
 @click.option("--speculate", type=click.IntRange(min=0), default=0, show_default=True,
               help="Maximum number of draft tokens per step, copied from repetitions in the text: faster, same "
                    "output.")  # fmt: skip
+@click.option("--draft", metavar="MODEL",
+              help="Smaller model with the same tokenizer, which proposes the draft tokens: same output.")  # fmt: skip
 @click.option("--adapter", metavar="ADAPTER", help="LoRA adapter of MODEL: a folder or a repository.")
 @jobs.table_options()
 @loading_options
@@ -35,7 +37,8 @@ from minhub_py.system.printable import displayed
 @tensor_parallel_option
 def generate(
     model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, adapter: str | None, **options: Any,
+    device: str, dtype: str, quantize: str | None, as_json: bool, adapter: str | None, draft: str | None,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
@@ -53,6 +56,8 @@ def generate(
     if table_settings := jobs.take_table_settings(options):
         if adapter is not None:
             raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
+        if draft is not None:
+            raise click.UsageError("--draft has no effect on FILEs.")
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
         loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
         jobs.run("generate", model, prompts, table_settings, settings, loading, as_json)
@@ -65,6 +70,7 @@ def generate(
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
     network, tokenizer = open_model(model, revision, device, dtype, quantize, group, adapter=adapter)
+    drafts = None if draft is None else open_draft(draft, tokenizer, (device, dtype, quantize), group)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
@@ -77,13 +83,15 @@ def generate(
 
     new_ids: list[int] = []
     started = time.perf_counter()
-    tokens = stream(network, prompt_ids, max_new_tokens, seed=seed, stop=stop, tokenizer=tokenizer, **options)
+    options |= {"seed": seed, "stop": stop, "tokenizer": tokenizer, "draft": drafts}
+    tokens = stream(network, prompt_ids, max_new_tokens, **options)
     context = [] if network.encoder_decoder else prompt_ids
     pieces = until(decode_stream(tokenizer, record(tokens, new_ids), context), stop)
     if as_json:
         text = "".join(pieces)
         speed = len(new_ids) / (time.perf_counter() - started)
-        emit({"model": model, "prompt": prompt, "text": text, "ids": new_ids, "tokens_per_second": speed})
+        result = {"model": model, "prompt": prompt, "text": text, "ids": new_ids, "tokens_per_second": speed}
+        emit(result if drafts is None else {**result, "proposed": drafts.proposed, "accepted": drafts.accepted})
         return
     # A pipe or file gets the text unchanged; click.echo would remove escape sequences.
     escape = displayed if sys.stdout.isatty() else str
@@ -93,6 +101,26 @@ def generate(
         sys.stdout.write(escape(piece))
         sys.stdout.flush()
     click.echo()
+    if drafts is not None:
+        note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
+
+
+def open_draft(identifier: str, tokenizer: Any, loading: tuple[str, str, str | None], group: Any) -> Any:
+    """The draft model of `--draft`. loading: device, dtype and quantization.
+
+    UsageError: it has another tokenizer, or cannot make drafts.
+    """
+    from minhub_py.inference.speculative import DraftModel
+
+    if group is not None:
+        raise click.UsageError("--draft is not supported with --tensor-parallel.")
+    model, other = open_model(identifier, "main", *loading)
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise click.UsageError("--draft: this model has another tokenizer than MODEL.")
+    try:
+        return DraftModel(model)
+    except ValueError as error:
+        raise click.UsageError(f"--draft: {error}.") from error
 
 
 def record(items: Iterable[int], history: list[int]) -> Iterator[int]:

@@ -52,6 +52,13 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--lora", multiple=True, metavar="RANK",
                  help="Train an adapter of --from (LoRA, in PEFT's format) with this rank instead of all weights. "
                       "NAME=VALUE sets alpha, dropout, targets, dora or rslora; may be repeated."),
+    click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
+                 metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
+                                      "or text.  [default: decided by their columns]"),
+    click.option("--beta", type=float, help="Strength of the reference in DPO (preference).  [default: 0.1]"),
+    click.option("--epochs", type=float, help="Passes over the examples, instead of --steps.  [default: 3]"),
+    click.option("--checkpointing/--no-checkpointing", default=None,
+                 help="Compute blocks twice to save memory.  [default: no-checkpointing]"),
     click.option("--quantize", type=click.Choice(["int8", "nf4"]),
                  help="With --lora: store the frozen weights in 8 or 4 bits, to save memory."),
     click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000]"),
@@ -90,7 +97,7 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
 ])  # fmt: skip
 @json_option
 def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
-    r"""Train a model on UTF-8 text files.
+    r"""Train a model on UTF-8 text files, or on examples.
 
     The folder OUT receives the best model in Hub layout, the losses as CSV and PNG, sample texts, and a
     model card. Ctrl-C stops before the next batch; --resume continues the run, also after a crash.
@@ -103,6 +110,10 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       minhub generate run "ROMEO:"
       minhub train notes.txt --from gpt2 --lora 16 --out run
       torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
+
+    Files with examples (.jsonl, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages (chats;
+    loss on the replies only); prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label
+    (classification, or regression); text (masked words, with an encoder).
 
     Options marked with * can change when a run is resumed.
     """

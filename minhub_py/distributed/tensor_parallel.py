@@ -24,8 +24,8 @@ from minhub_py.distributed.process_group import ProcessGroup
 from minhub_py.models import steps
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import EncoderCache, Layout, Past
-from minhub_py.models.experts import BLOCK, Packed
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, rms_norm
+from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
+from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
 from weights_map.engine import Mapped
 
@@ -110,10 +110,12 @@ class Plan:
         self.cached: Iterator[Any] = iter(model.cache_layout())
         self.heads = 0  # in the current value h; 0: the channels of an MLP
         listed = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
+        if any(isinstance(step, steps.Attend) and isinstance(step.bias, ALiBi) for step in listed):
+            raise ValueError(f"{self.title}: attention with ALiBi cannot be split among processes; use one process")
         for i, step in enumerate(listed):
             self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
 
-    def divide(self, step: Step, consumer: Step | None) -> None:
+    def divide(self, step: Step, consumer: Step | None) -> None:  # noqa: PLR0915  # one case per operation
         """Divide the weights of a step. consumer: the step that reads its result."""
         match step:
             case steps.Embed():
@@ -159,9 +161,24 @@ class Plan:
                 (reach, _), (_, *matrix) = state.shapes
                 shapes = ((reach, step.conv.groups), (step.heads // self.group.size, *matrix))
                 self.layout.append(replace(state, shapes=shapes))
+            case steps.ShortConvolution():
+                segment = self.segment(len(step.conv.weight))
+                self.slice(step.conv.weight, 0, segment)
+                self.slice(step.conv.bias, 0, segment)
+                step.conv.groups = len(segment.share)
+                state = next(self.cached)
+                [(reach, _)] = state.shapes
+                self.layout.append(replace(state, shapes=((reach, step.conv.groups),)))
             case steps.Experts():
                 self.divide_experts(step)
-            case steps.Norm() | steps.SaveResidual() | steps.LoadResidual() | steps.AddPositions() | steps.Gate():
+            case (
+                steps.Norm()
+                | steps.SaveResidual()
+                | steps.LoadResidual()
+                | steps.AddPositions()
+                | steps.Gate()
+                | steps.AddSinusoids()
+            ):
                 pass
             case _:
                 raise ValueError(
@@ -196,8 +213,10 @@ class Plan:
                 H, G, V = consumer.heads, consumer.key_heads, len(consumer.norm.weight)
                 K = (len(consumer.conv.weight) - H * V) // (2 * G)
                 return [*[self.kv_segment(H, G, K)] * 2, *[self.segment(H, V)] * 2, *[self.segment(H)] * 2]
+            case steps.ShortConvolution():
+                return [self.segment(channels // 3)] * 3
             case steps.Gate():
-                return [self.segment(channels // 2)] * 2
+                return [self.segment(channels // 2)] * 2 + [Segment(range(1), 1, 1)] * consumer.sigmoid
             case steps.Add():
                 return [self.segment(channels)]
         return []
@@ -220,16 +239,25 @@ class Plan:
 
     def divide_experts(self, step: steps.Experts) -> None:
         """Each rank has a share of the channels inside every expert. Channels with a common scale stay together."""
+        if isinstance(step.down, ExpertMatrices):
+            channels = self.segment(step.down.shape[2])
+            for weight in (weight for matrices in step.gate_up for weight in matrices.parameters()):
+                self.slice(weight, 0, channels)
+            for weight in step.down.parameters():
+                self.slice(weight, 1, channels)
+            self.sum_outputs(self.parents[step.router], None)
+            return
+        [gate_up] = step.gate_up
         unit = BLOCK if isinstance(step.down, Packed) else 1
         inner = step.down.shape[1] // unit
         rows = self.segment(inner, 2 * unit)  # gate and up are interleaved
-        if isinstance(step.gate_up, Packed) and isinstance(step.down, Packed):
+        if isinstance(gate_up, Packed) and isinstance(step.down, Packed):
             for name in ("blocks", "scales"):
-                self.slice(getattr(step.gate_up, name), 1, rows)
+                self.slice(getattr(gate_up, name), 1, rows)
                 self.slice(getattr(step.down, name), 2, self.segment(inner))
         else:
-            self.slice(step.gate_up, 2, rows)  # type: ignore[arg-type]
-            self.slice(step.down, 1, self.segment(inner))  # type: ignore[arg-type]
+            self.slice(gate_up, 2, rows)
+            self.slice(step.down, 1, self.segment(inner))
         self.slice(step.gate_up_bias, 1, rows)
         self.sum_outputs(self.parents[step.router], step.down_bias)
 

@@ -23,7 +23,9 @@ from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import package
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import read
+from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import tokenizer_pairs
+from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.models import rotary
 from minhub_py.pretrained import fit, with_values
 from minhub_py.registry import architecture_of
@@ -31,7 +33,21 @@ from weights_map.engine import Mapped
 from weights_map.gguf import GGUFArchitecture
 
 # Types of matrices, and their numbers as general.file_type.
-FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_0": 2, "Q4_1": 3}
+FILE_TYPES = {
+    "Q4_K_S": 14,
+    "Q4_K_M": 15,
+    "Q5_K_S": 16,
+    "Q5_K_M": 17,
+    "Q6_K": 18,
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q4_0": 2,
+    "Q4_1": 3,
+}
 # Settings of rope_parameters -> keys.
 SCALING = {
     "factor": "rope.scaling.factor",
@@ -50,8 +66,8 @@ def write_gguf(
     Args:
         checkpoint: The checkpoint.
         out: The file.
-        type: Type of the matrices, a key of `FILE_TYPES`; vectors are F32. A matrix whose rows are not a multiple of
-            the block size is F16.
+        type: Type of the matrices, a key of `FILE_TYPES`; Q4_K_M and similar are mixes, as in llama.cpp. Vectors are
+            F32. A matrix whose rows are not a multiple of the block size has another type, as in llama.cpp.
         progress: Called with the number of written tensors and the total.
 
     Raises:
@@ -69,7 +85,7 @@ def write_gguf(
     names = Mapped(architecture.table, hub, "native", SimpleNamespace(**config))
     shapes = dict(names)
     tensors = names.over(hub.over(with_values(meta, Released(checkpoint))))
-    pairs = {"general.architecture": architecture.name, "general.name": out.stem,
+    pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings_of(architecture, model.config).items()}
     pairs |= tokenizer_pairs(checkpoint, config)
@@ -79,7 +95,10 @@ def write_gguf(
     writer.kv_data[0].clear()
     for key, value in pairs.items():
         add_pair(writer, key, value)
-    types = {name: type_of(tensor, type) for name, tensor in {**shapes, **extra}.items()}
+    layers, tied = pairs[f"{architecture.name}.block_count"], model.config.tie_word_embeddings
+    types = {}
+    for name, tensor in {**shapes, **extra}.items():
+        types[name] = type_of(tensor, type_in_mix(name, type, layers, tied) if type in MIXES else type)
     for name, tensor in {**shapes, **extra}.items():
         kind = gguf.GGMLQuantizationType[types[name]]
         row_bytes = gguf.quants.quant_shape_to_byte_shape(tuple(tensor.shape), kind)
@@ -247,6 +266,8 @@ def type_of(tensor: Tensor, type: str) -> str:
     """The type of a tensor in a file of this type."""
     if tensor.dim() < 2 or type == "F32":
         return "F32"
+    if type in FALLBACKS and tensor.size(-1) % 256:
+        type = FALLBACKS[type]
     block, _ = package().GGML_QUANT_SIZES[package().GGMLQuantizationType[type]]
     return type if tensor.size(-1) % block == 0 else "F16"
 
@@ -257,6 +278,8 @@ def quantized(tensor: Tensor, type: str) -> "np.ndarray[Any, Any]":
     values = tensor.detach().to(torch.float32).contiguous().numpy()
     if not np.isfinite(values).all():
         raise ValueError("a weight is not finite: run `minhub verify` on the checkpoint")
+    if type in FALLBACKS:
+        return k_quants.quantize(torch.from_numpy(values), type).numpy()
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type])
 
 

@@ -30,11 +30,13 @@ from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.delta import gated_delta, gated_rms_norm
-from minhub_py.models.experts import gated_mlp, has_packed, route
+from minhub_py.models.experts import ExpertMatrices, gated_mlp, has_packed, route
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import (
+    ALiBi,
     HeadLayerNorm,
     RMSNorm,
+    alibi_bias,
     attention,
     counted_positions,
     head_layer_norm,
@@ -46,6 +48,7 @@ from minhub_py.models.layers import (
     rotary_angles,
     rotate,
     scaled,
+    sinusoidal_positions,
     split_heads,
 )
 from minhub_py.models.rotary import Rope
@@ -53,6 +56,7 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddSinusoids,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -69,6 +73,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ShortConvolution,
     Step,
     StoreResidual,
     unreachable,
@@ -176,6 +181,11 @@ class Writer:
                 if step.pad is not None:
                     rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
                 self.lines.append(f"x = h + {rows}\n    h = x")
+            case AddSinusoids():
+                rows = f"sinusoidal_positions(positions[0] + {step.first}, {list(step.frequencies)})"
+                self.lines.append(f"x = h + {rows}.to(h.dtype)\n    h = x")
+                if step.dropout:
+                    self.lines.append(f"x = {self.dropped('x', step.dropout)}\n    h = x")
             case AddTypes():
                 self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
             case StoreResidual():
@@ -204,9 +214,17 @@ class Writer:
                 self.cache_encoder(step)
             case DeltaRule():
                 self.delta_rule(step)
+            case ShortConvolution():
+                N, _, taps = step.conv.weight.shape
+                weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
+                self.lines.append("b, c, h = h.chunk(3, dim=2)")
+                self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
+                self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
             case Gate():
-                self.lines.append("h, up = h.chunk(2, dim=2)")
-                self.lines.append(f"h = {self.activation(step.activation)}(h) * up")
+                sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
+                self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")
+                factor = " * factor.sigmoid()" if step.sigmoid else ""
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * up{factor}")
                 self.drop(step.dropout)
             case Add():
                 output = self.output(step.layer)
@@ -214,9 +232,7 @@ class Writer:
                 output = self.dropped(output, step.dropout)
                 self.lines.append(f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}")
             case Experts():
-                weights = (step.gate_up, step.gate_up_bias, step.down, step.down_bias)
-                names = ", ".join(map(self.path, (step.router.weight, step.router.bias, *weights)))
-                self.lines.append(f"x = x + experts(h, {names}, {step.top}, {step.alpha}, {step.limit})")
+                self.experts(step)
             case Recurrent():
                 self.recurrent(step)
             case Logits():
@@ -356,9 +372,12 @@ class Writer:
         if step.bias not in self.biases:
             self.biases.append(step.bias)
             name = f"bias{len(self.biases) - 1}"
-            settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
-            weight = self.path(step.bias.weight)
-            self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
+            if isinstance(step.bias, ALiBi):
+                self.lines.append(f"{name} = alibi_bias({list(step.bias.slopes)}, positions, positions)")
+            else:
+                settings = f"{step.bias.max_distance}, {step.bias.bidirectional}"
+                weight = self.path(step.bias.weight)
+                self.lines.append(f"{name} = relative_bias({weight}, positions, positions, {settings})")
             if step.causal:
                 later = "positions.unsqueeze(1) > positions.unsqueeze(2)"
                 self.lines.append(f'{name} = {name}.masked_fill({later}, float("-inf"))')
@@ -401,6 +420,29 @@ class Writer:
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
 
+    def experts(self, step: Experts) -> None:
+        rule = step.routing
+        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}"
+        router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
+        self.lines.append("tokens = h.flatten(0, 1)")
+        self.lines.append(f"weights, chosen = route(tokens, {router}, {settings})")
+        if isinstance(step.down, ExpertMatrices):
+            for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
+                self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
+            self.lines.append("y = torch.zeros_like(tokens)")
+            self.lines.append("for e in range(len(gates)):")
+            self.lines.append("    token, choice = torch.where(chosen == e)")
+            gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
+            self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
+            self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
+            self.lines.append("x = x + y.view_as(h)")
+        else:
+            parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
+            names = ", ".join(map(self.path, parameters))
+            self.lines.append(
+                f"x = x + experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+            )
+
     def cache_encoder(self, step: CacheEncoder) -> None:
         for name, layer in zip(("keys", "values"), step.layers, strict=True):
             self.lines.append(f"{name}{self.encoder_layers} = split_heads({self.output(layer)}, {step.heads})")
@@ -425,7 +467,10 @@ class Writer:
 
 
 def path_of(name: str) -> str:
-    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight."""
+    """`h.0.ln_1.weight` as code: self.h[0].ln_1.weight; and a parameter `x.0` as getattr(self.x, "0")."""
+    parent, _, leaf = name.rpartition(".")
+    if leaf.isdigit():
+        return f'getattr({path_of(parent)}, "{leaf}")'
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
@@ -458,27 +503,25 @@ def self_attention(
 
 
 def experts(
-    h: Tensor, router: Tensor, router_bias: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor,
-    down_bias: Tensor, top: int, alpha: float, limit: float,
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, gate_up_bias: Tensor, down: Tensor, down_bias: Tensor,
+    alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """The sum over the selected experts of each token, (B, T, C)."""
-    tokens = h.flatten(0, 1)  # (B * T, C)
-    probs, chosen = route(tokens, router, router_bias, top)
-    y = torch.zeros_like(tokens)
+    """The weighted sum of the outputs of the chosen experts, for tokens (n, C). See `mixture` in models/experts.py."""
+    y = torch.zeros_like(x)
     for expert in range(gate_up.size(0)):
-        selected = (chosen == expert).nonzero()  # (n, 2): token, rank of the expert
-        if selected.size(0) > 0:
-            token = selected[:, 0]
+        token, choice = torch.where(chosen == expert)
+        if token.size(0) > 0:
             output = gated_mlp(
-                tokens[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
+                x[token], gate_up[expert], gate_up_bias[expert], down[expert], down_bias[expert], alpha, limit
             )
-            y = y.index_add(0, token, output * probs[token, selected[:, 1]].unsqueeze(1))
-    return y.view_as(h)
+            y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))
+    return y
 
 
 FUNCTIONS = (
-    attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
-    query_growth, relative_bias, rms_norm, rotary_angles, rotate, scaled, self_attention, split_heads,
+    alibi_bias, attention, check, counted_positions, experts, gated_delta, gated_rms_norm, head_layer_norm, merge_heads,
+    query_growth, relative_bias, rms_norm, rotary_angles, rotate, route, scaled, self_attention, sinusoidal_positions,
+    split_heads,
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
 from minhub_py.inference.prefixes import CachedPrefix, common_prefix
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculative import PromptLookup
+from minhub_py.inference.speculative import Drafter, DraftModel, PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
@@ -90,7 +90,7 @@ class Row:
     sampling: Sampling
     generator: torch.Generator
     stop: StopCriteria
-    lookup: PromptLookup
+    drafter: Drafter
     targets: list[int]  # the continuation to score, if any
     logprobs: bool
     top: int
@@ -167,6 +167,7 @@ class Batch:
         generator: torch.Generator | None = None,
         stop: StopCriteria | None = None,
         speculate: int = 0,
+        draft: DraftModel | None = None,
         targets: Sequence[int] = (),
         logprobs: bool = False,
         top: int = 0,
@@ -179,6 +180,7 @@ class Batch:
         ids: the prompt, at least one token.
         generator: source of random numbers; PyTorch's default generator if None.
         speculate: maximum number of draft tokens per step.
+        draft: the source of draft tokens; prompt lookup if None.
         targets: a continuation to score instead of generating one.
         logprobs: add log-probabilities to events; always added for `targets`.
         top: number of most likely tokens in events.
@@ -214,11 +216,13 @@ class Batch:
                 f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length {self.max_length}"
             )
         self.count += 1
-        lookup = PromptLookup(speculate if self.runner.supports_drafts else 0)
+        drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
+        if draft is not None and self.runner.supports_drafts:
+            drafter = draft.sequence(speculate, end)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
-            Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, lookup,
+            Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, drafter,
                 list(targets), logprobs, top, like, matcher)
         )  # fmt: skip
         return self.count
@@ -363,7 +367,7 @@ class Batch:
             if row.targets:
                 row.draft = row.targets[length - row.start :][: min(room, CHUNK)]
             else:
-                row.draft = row.lookup(
+                row.draft = row.drafter(
                     row.encoder_ids + row.text if row.encoder_ids else row.text, min(room, MAX_TOKENS // len(rows) - 1)
                 )
             begin = context_start(length, self.context)
@@ -412,7 +416,7 @@ class Batch:
         for row in rows:
             if row.draft and not row.targets:
                 self.cache.truncate(row.slot, len(row.draft) - accepted[row.key])
-                row.lookup.update(accepted[row.key], len(row.draft))
+                row.drafter.update(accepted[row.key], len(row.draft))
             row.draft = []
         return events
 

@@ -1,5 +1,6 @@
 """Generates and scores sequences: `generate`, `stream` and `score`. See batch.py for long sequences and randomness."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Any
@@ -12,7 +13,10 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.inference.speculative import DraftModel
 from minhub_py.models.base import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 
 def generate(
@@ -33,6 +37,7 @@ def generate(
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
     speculate: int = 0,
+    draft: Any = None,
 ) -> list[list[int]]:
     """Generate new tokens for each prompt.
 
@@ -61,6 +66,9 @@ def generate(
         speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup). The output does not
             change, and repetitive text is generated faster. Has no effect without the native decoder (on a GPU, for a
             modified model, or without a C compiler) and for recurrent models.
+        draft: a smaller model with the same tokenizer, which proposes the draft tokens instead of prompt lookup, or a
+            `speculative.DraftModel` of it, which counts the accepted tokens. `speculate` is then 8 by default. The
+            output does not change.
 
     Returns:
         The new token IDs of each prompt, without the prompt.
@@ -76,7 +84,7 @@ def generate(
     )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
     results: list[list[int]] = [[] for _ in texts]
-    for row, id in stream_batch(model, texts, max_new_tokens, sampling, seed, criteria, speculate):
+    for row, id in stream_batch(model, texts, max_new_tokens, sampling, seed, criteria, speculate, draft):
         results[row].append(id)
     return results
 
@@ -99,6 +107,7 @@ def stream(
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
     speculate: int = 0,
+    draft: Any = None,
 ) -> Iterator[int]:
     """Generate new tokens for one prompt and yield each token ID as soon as it is available.
 
@@ -111,7 +120,7 @@ def stream(
         temperature, top_k, top_p, repetition_penalty, min_p, presence_penalty, frequency_penalty, logit_bias
     )
     criteria = StopCriteria.of(model, eos_id, stop, tokenizer)
-    return (id for _, id in stream_batch(model, [text], max_new_tokens, sampling, seed, criteria, speculate))
+    return (id for _, id in stream_batch(model, [text], max_new_tokens, sampling, seed, criteria, speculate, draft))
 
 
 def score(
@@ -259,6 +268,7 @@ def stream_batch(
     seed: int | Sequence[int] | None,
     criteria: StopCriteria,
     speculate: int = 0,
+    draft: Any = None,
 ) -> Iterator[tuple[int, int]]:
     """Generate for prompts that `check_prompts` returns: an iterator of (index of the prompt, new token ID).
 
@@ -266,6 +276,8 @@ def stream_batch(
     """
     max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
     speculate = whole("speculate", speculate, 0, " (no drafts)")
+    if draft is not None and not isinstance(draft, DraftModel):
+        draft = DraftModel(decoder_of(draft, "draft="))
     random = generators(len(texts), seed)
 
     def run() -> Iterator[tuple[int, int]]:
@@ -275,11 +287,14 @@ def stream_batch(
         indices = {}
         for i, (text, generator) in enumerate(zip(texts, random, strict=True)):
             row = batch.admit(
-                text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate
-            )
+                text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate,
+                draft=draft,
+            )  # fmt: skip
             indices[row] = i
         while len(batch):
             for event in batch.step():
                 yield indices[event.row], event.id
+        if draft is not None:
+            logger.info("%d of %d draft tokens accepted", draft.accepted, draft.proposed)
 
     return run()

@@ -18,6 +18,7 @@ from minhub_py.inference.native.library import (
     BF16_PADDING,
     DTYPES,
     KINDS,
+    MAX_CHOICES,
     MAX_TOKENS,
     MXFP4,
     PANEL,
@@ -30,7 +31,7 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.native.program import CPU, FLOATS, Program
 from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
-from minhub_py.models.base import EncoderDecoder, LanguageModel
+from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
@@ -50,13 +51,13 @@ class NativeRunner(TorchRunner):
             raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
         check_unmodified(model)
         self.kernels = library.kernels()
-        self.program = program = Program()
+        self.program = program = Program(isinstance(model, Encoder))
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
         operations = self.operations = program.translate(model.steps())
         self.vocab_size = operations[-1].weight.rows
         kinds = {operation.kind for operation in operations}
         # A recurrent state cannot reject draft tokens.
-        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"]})
+        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"], KINDS["short_convolution"]})
         # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums depend on the number of
         # threads. An LSTM is sequential in both, and `forward` would unpack MXFP4 and GGUF blocks in each call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
@@ -141,8 +142,8 @@ class NativeRunner(TorchRunner):
         return zeros((4, tokens, self.program.width), torch.float32, CPU)
 
     def _new_codes(self) -> Tensor:
-        """A buffer for the quantized activations of each token, with up to 16 bits, and their scale."""
-        return zeros((MAX_TOKENS * (1 + (self.program.width + BF16_PADDING) // 2),), torch.float32, CPU)
+        """A buffer for the quantized activations of each token, with up to 16 bits, and the scales of choices."""
+        return zeros((MAX_CHOICES + MAX_TOKENS * (self.program.width + BF16_PADDING) // 2,), torch.float32, CPU)
 
     def text_workspace(self, tokens: int) -> int:
         """Numbers that a thread needs for bidirectional attention to a text."""
@@ -156,7 +157,8 @@ class NativeRunner(TorchRunner):
 
         layers: keys and values, or the two tensors of a recurrent state.    workspace: numbers that a thread needs.
         """
-        keys, values = zip(*layers, strict=True) if layers else ((), ())
+        pairs = [(tensors[0], tensors[-1]) for tensors in layers]  # a state may be one tensor
+        keys, values = zip(*pairs, strict=True) if pairs else ((), ())
         sizes = [tensor.size(-2) for tensor in keys]
         # Per thread: sums of a chunk of outputs (MAX_OUTPUTS and a unit), and a panel of weights with its sums or the
         # 16-bit codes of 16 rows; or the scores of all positions for QUERIES tokens.

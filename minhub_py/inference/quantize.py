@@ -7,7 +7,8 @@ nf4     NormalFloat4 for the matrices of the blocks (Dettmers et al., 2023, QLoR
         with the smallest squared error is used. Embeddings and head are int8, since every token passes through them.
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
-Biases, norms and positions keep the model's dtype. Weights of experts stay as in the checkpoint, in floats or MXFP4.
+Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the checkpoint, in floats or
+MXFP4.
 A layer's `forward` unpacks its weight at each call, which takes time and memory; the C decoder computes with the codes.
 Its products with int8 and nf4 weights are products of integers, for which activations are quantized to 16 bits (15 for
 nf4), with a scale per token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
@@ -29,8 +30,8 @@ from torch.autograd.function import once_differentiable
 
 from minhub_py.inference.native import library
 from minhub_py.models.base import EncoderDecoder, LanguageModel
-from minhub_py.models.experts import Packed
-from minhub_py.models.steps import Add, CacheEncoder, Embed, Linear, Logits, Recurrent
+from minhub_py.models.experts import ExpertMatrices, Packed
+from minhub_py.models.steps import Add, CacheEncoder, Embed, Experts, Linear, Logits, Recurrent
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
 KINDS = ("int8", "nf4")
@@ -219,6 +220,41 @@ class QuantizedEmbedding(Quantized):
         return type(layer) is nn.Embedding and self.shape == tuple(layer.weight.shape)
 
 
+class QuantizedExperts(Quantized):
+    """`ExpertMatrices`, quantized: codes (E, out, bytes) and scales (E, out). shape: (E, out, in)."""
+
+    def __init__(self, matrices: ExpertMatrices, kind: str | Blocks) -> None:
+        nn.Module.__init__(self)
+        weights = list(matrices.parameters())
+        self.shape, self.dtype = matrices.shape, weights[0].dtype
+        if isinstance(kind, Blocks):
+            self.kind, codes = kind.type, kind.rows.unflatten(0, self.shape[:2])
+            scales = torch.empty(*self.shape[:2], 0, device=codes.device)
+        else:
+            self.kind = kind
+            codes, scales = torch.empty(0), torch.empty(self.shape[:2])
+            for number, weight in enumerate(weights):  # one expert at a time in float32
+                packed, scales[number] = pack(weight, kind)
+                codes = packed.new_empty(self.shape[0], *packed.shape) if number == 0 else codes
+                codes[number] = packed
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+
+    def expert(self, number: int) -> Tensor:
+        """The unpacked weight (out, in) of an expert."""
+        return self.rows(number)
+
+    def rows(self, index: Any) -> Tensor:
+        """The unpacked weight of an expert."""
+        if self.kind in TYPES:
+            return unpack_rows(self.codes[index], self.kind).to(self.dtype)
+        return unpack(self.codes[index], self.scales[index], self.shape[2]).to(self.dtype)
+
+    def replaces(self, layer: nn.Module) -> bool:
+        """Whether the quantized module has the type and shape of `layer`."""
+        return type(layer) is ExpertMatrices and self.shape == layer.shape
+
+
 class QuantizedLSTM(nn.Module):
     """nn.LSTM for inference, quantized: each matrix is a `Quantized` of the same name."""
 
@@ -277,16 +313,21 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
                 yield step.tokens, "int8"
             case Logits() if step.layer.weight is not None:
                 yield step.layer, "int8"
-            case Linear() | CacheEncoder():
-                yield from ((layer, kind) for layer in step.layers)
+            case Linear() | CacheEncoder():  # the factor of a shared expert, with one output, is not quantized
+                yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
+            case Experts():
+                matrices = [*step.gate_up, step.down]
+                yield from ((weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices))
 
 
 def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
     """A quantized layer with the weights of `layer`, or with blocks of them."""
     if isinstance(layer, nn.Embedding):
         return QuantizedEmbedding(layer, kind)
+    if isinstance(layer, ExpertMatrices):
+        return QuantizedExperts(layer, kind)
     return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
 
 

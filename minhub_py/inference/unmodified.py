@@ -8,7 +8,13 @@ from torch import nn
 
 from minhub_py.inference.eval_mode import has_hooks
 from minhub_py.inference.native.library import UnsupportedError
-from minhub_py.inference.quantize import Quantized, QuantizedEmbedding, QuantizedLinear, QuantizedLSTM
+from minhub_py.inference.quantize import (
+    Quantized,
+    QuantizedEmbedding,
+    QuantizedExperts,
+    QuantizedLinear,
+    QuantizedLSTM,
+)
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.skeleton import skeleton
@@ -79,7 +85,7 @@ def is_like(module: nn.Module, original: Original) -> bool:
     """Whether a module computes the same as the original, with its own weights."""
     if type(module) is LoRALinear:
         return not any(map(has_hooks, module.modules())) and is_like(module.base, original)
-    if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedLSTM):
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedExperts | QuantizedLSTM):
         return module.replaces(original.module)
     attributes = vars(module)
     same = all(name in attributes and attributes[name] == value for name, value in original.settings.items())

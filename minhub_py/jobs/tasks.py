@@ -118,6 +118,8 @@ def generate(
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import generate as generate_ids
 
+    if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
+        settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
     results: list[Results] = []
     for batch in memory_batches(texts, settings["max_new_tokens"]):
         seeds = [(seed + text.row) % 2**63 for text in batch]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
+from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead
 from minhub_py.models.steps import HiddenStates, Logits, Step
 
@@ -168,8 +169,11 @@ class LanguageModel(nn.Module):
         return x
 
     def init_weights(self, std: float) -> None:
-        """Draw the weights of linear layers and embeddings from N(0, std²), and set biases to zero."""
+        """Draw the weights of linear layers, embeddings and experts from N(0, std²), and set biases to zero."""
         for module in self.modules():
+            if isinstance(module, ExpertMatrices):
+                for weight in module.parameters():
+                    nn.init.normal_(weight, std=std)
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:

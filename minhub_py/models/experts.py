@@ -1,13 +1,20 @@
-"""Gated MLPs as experts, with floating-point weights or weights in MXFP4.
+"""Mixtures of experts: a router selects a few gated MLPs for each token. The operation `steps.Experts`.
+
+The matrices of the experts have one of two forms:
+    columns    gate and up are the alternate columns of one matrix (E, in, out), in floats or MXFP4: GPT-OSS
+    apart      gate, up and down are an `ExpertMatrices` each: E matrices (out, in), wherever a file has them
 
 Sources
-    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts.
+    Shazeer et al. (2017), "Outrageously Large Neural Networks", for experts; Jiang et al. (2024), "Mixtral of Experts";
+    Wang et al. (2024), "Auxiliary-Loss-Free Load Balancing", for the bias of the choice.
     Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version 1.0; weights_map/mxfp4.py.
 
 Notation: E experts, I channels inside an expert, K experts of a token, n tokens.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,10 +62,75 @@ def weight_of(weights: Tensor | Packed, number: int, dtype: torch.dtype) -> Tens
     return weights.expert(number, dtype) if isinstance(weights, Packed) else weights[number]
 
 
-def route(x: Tensor, weight: Tensor, bias: Tensor | None, top: int) -> tuple[Tensor, Tensor]:
-    """The probabilities and numbers (n, K) of the `top` experts of each token of x (n, C)."""
-    scores, experts = F.linear(x, weight, bias).topk(top, dim=1)
-    return scores.softmax(dim=1), experts  # softmax after the choice: the probabilities sum to 1
+class ExpertMatrices(nn.Module):
+    """Weights (out, in) of E experts: parameters "0" to "E - 1". Experts that no token selects are not read.
+
+    inference/quantize.py replaces it by a module with the same methods.
+    """
+
+    def __init__(self, experts: int, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.shape = (experts, outputs, inputs)
+        for number in range(experts):
+            self.register_parameter(str(number), nn.Parameter(torch.empty(outputs, inputs)))
+
+    def expert(self, number: int) -> Tensor:
+        """The weight (out, in) of an expert."""
+        return self.get_parameter(str(number))
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, self.shape))
+
+
+ExpertWeights = Any  # Tensor or Packed (E, in, out), or ExpertMatrices or their quantized replacement
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The choice of a token's experts, and their weights in the sum.
+
+    top: K.    normalize: the weights of the chosen experts sum to 1 before `factor`.    sigmoid: scores are sigmoids,
+    not a softmax over all experts.    factor: of all weights.
+    """
+
+    top: int
+    normalize: bool = True
+    sigmoid: bool = False
+    factor: float = 1.0
+
+
+def route(
+    x: Tensor, weight: Tensor, bias: Tensor | None, top: int, normalize: bool = True, sigmoid: bool = False,
+    factor: float = 1.0, choice_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The weights and numbers (n, K) of the `top` experts of each token of x (n, C). See `Routing`.
+
+    choice_bias: (E,), added to the scores for the choice only. The computation has at least float32.
+    """
+    logits = F.linear(x, weight, bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    scores = logits.sigmoid() if sigmoid else logits
+    experts = (scores if choice_bias is None else scores + choice_bias).topk(top, dim=1)[1]
+    weights = scores.gather(1, experts)
+    if sigmoid:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-6) if normalize else weights
+    elif normalize:
+        weights = weights.softmax(dim=1)  # equal to a softmax over all experts, divided by its sum over the chosen
+    else:
+        weights = logits.softmax(dim=1).gather(1, experts)
+    return (weights * factor).to(x.dtype), experts
+
+
+def mixture(x: Tensor, weights: Tensor, chosen: Tensor, experts: Any) -> Tensor:
+    """The weighted sum (n, C) of the outputs of the chosen experts (n, K) for x (n, C).
+
+    experts: called with the tokens of an expert, (m, C), and its number.
+    """
+    y = torch.zeros_like(x)
+    for expert in chosen.unique().tolist():
+        token, choice = (chosen == expert).nonzero(as_tuple=True)  # (m,) each
+        y = y.index_add(0, token, experts(x[token], expert) * weights[token, choice].unsqueeze(1))
+    return y
 
 
 def gated_mlp(

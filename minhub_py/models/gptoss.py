@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from minhub_py.models import rotary, steps
 from minhub_py.models.base import Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
-from minhub_py.models.experts import BLOCK, Packed, gated_mlp, route, weight_of
+from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture, route, weight_of
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
@@ -88,18 +88,14 @@ def new_weights(config: "GPTOSSConfig", experts: int, inputs: int, outputs: int)
 class MLP(nn.Module):
     def __init__(self, config: "GPTOSSConfig") -> None:
         super().__init__()
-        self.top = config.num_experts_per_tok
+        self.routing = Routing(config.num_experts_per_tok)
         self.router = nn.Linear(config.hidden_size, config.num_local_experts)
         self.experts = Experts(config)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)  # (N, C)
-        probs, chosen = route(tokens, self.router.weight, self.router.bias, self.top)  # (N, K) each
-        y = torch.zeros_like(tokens)
-        for expert in chosen.unique().tolist():
-            token, choice = (chosen == expert).nonzero(as_tuple=True)  # (n,) each
-            y = y.index_add(0, token, self.experts(tokens[token], expert) * probs[token, choice].unsqueeze(1))
-        return y.view_as(x)
+        weights, chosen = route(tokens, self.router.weight, self.router.bias, self.routing.top)  # (N, K) each
+        return mixture(tokens, weights, chosen, self.experts).view_as(x)
 
 
 class Block(nn.Module):
@@ -160,8 +156,8 @@ class GPTOSS(LanguageModel):
             yield Add(attn.o_proj)
             yield Norm(block.post_attention_layernorm)
             yield steps.Experts(
-                mlp.router, mlp.top, experts.gate_up_proj, experts.gate_up_proj_bias, experts.down_proj,
-                experts.down_proj_bias, experts.alpha, experts.limit,
+                mlp.router, mlp.routing, [experts.gate_up_proj], experts.down_proj, experts.gate_up_proj_bias,
+                experts.down_proj_bias, alpha=experts.alpha, limit=experts.limit,
             )  # fmt: skip
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)

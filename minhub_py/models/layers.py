@@ -15,6 +15,7 @@ Notation
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -244,6 +245,18 @@ def relative_bias(weight: Tensor, queries: Tensor, keys: Tensor, max_distance: i
     return F.embedding(buckets, weight).permute(0, 3, 1, 2)
 
 
+def alibi_bias(slopes: list[float], queries: Tensor, keys: Tensor) -> Tensor:
+    """The bias (B or 1, H, T, S) of scores: slope · (key position - query position). Press et al. (2022), "ALiBi"."""
+    distances = (keys.unsqueeze(1) - queries.unsqueeze(2)).float().unsqueeze(1)
+    return distances * torch.tensor(slopes, dtype=torch.float32, device=keys.device).view(1, -1, 1, 1)
+
+
+def sinusoidal_positions(positions: Tensor, frequencies: list[float]) -> Tensor:
+    """Sine and cosine of the angles at `positions` (…): (…, 2 * frequencies)."""
+    cos, sin = rotary_angles(positions, frequencies, 1.0)
+    return torch.cat((sin, cos), dim=-1)
+
+
 def counted_positions(idx: Tensor, pad: int) -> Tensor:
     """The row of the position embedding for each token (B, T), as in RoBERTa: pad + 1 for the first.
 
@@ -251,6 +264,25 @@ def counted_positions(idx: Tensor, pad: int) -> Tensor:
     """
     tokens = (idx != pad).long()
     return tokens.cumsum(dim=1) * tokens + pad
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """`alibi_bias` with the slope of each head."""
+
+    slopes: tuple[float, ...]
+
+    @staticmethod
+    def of(heads: int) -> "ALiBi":
+        """The usual slopes: powers of two, and for other numbers of heads every second slope of twice as many."""
+        power = 2 ** int(math.log2(heads))
+        first = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+        between = [2.0 ** (-4.0 * (2 * head + 1) / power) for head in range(heads - power)]
+        return ALiBi((*first, *between))
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(B or 1, H, T, S) for queries and keys at these positions, (B or 1, T) and (B or 1, S)."""
+        return alibi_bias(list(self.slopes), queries, keys)
 
 
 class RelativeBias(nn.Embedding):

@@ -20,6 +20,7 @@ Notation
     W window, which includes the current position
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -32,11 +33,20 @@ from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, merge_heads, scaled, split_heads
+from minhub_py.models.layers import (
+    ALiBi,
+    HeadLayerNorm,
+    RMSNorm,
+    merge_heads,
+    scaled,
+    sinusoidal_positions,
+    split_heads,
+)
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import (
     Add,
+    AddSinusoids,
     Attend,
     Embed,
     Gate,
@@ -68,6 +78,9 @@ MINISTRAL3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta
                    "llama_4_scaling_beta": 0.1}  # fmt: skip
 
 
+FIRST = 2  # the first row of sinusoidal positions
+
+
 class Attention(nn.Module):
     def __init__(self, config: "LlamaConfig | RelativeConfig", layer: int) -> None:
         super().__init__()
@@ -83,7 +96,7 @@ class Attention(nn.Module):
         self.q_norm = head_norm(structure, self.heads, size)
         self.k_norm = head_norm(structure, self.kv_heads, size)
 
-    def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, past: Past, rotation: Rotation | None, bias: Tensor | None = None) -> Tensor:
         q, k = self.q_proj(x), self.k_proj(x)
         if self.joint:
             q, k = self.normed(q, k)
@@ -97,7 +110,10 @@ class Attention(nn.Module):
         if self.norms_last:
             q, k = self.normed(q, k)
         dropout = self.dropout if self.training else 0.0
-        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        y = past.attend(
+            self.layer, q, k, v, scale=self.scale, window=self.window, bias=bias, dropout=dropout,
+            upcast=bias is not None,
+        )  # (B, H, T, D)  # fmt: skip
         return self.o_proj(merge_heads(y))
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +125,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: "LlamaConfig | RelativeConfig") -> None:
         super().__init__()
-        C, inner, bias = config.hidden_size, config.intermediate_size, config.structure.mlp_bias
+        C, inner, bias = config.hidden_size, config.inner, config.structure.mlp_bias
         self.gate_proj = nn.Linear(C, inner, bias=bias) if config.structure.gated else None
         self.up_proj = nn.Linear(C, inner, bias=bias)
         self.down_proj = nn.Linear(inner, C, bias=bias)
@@ -134,9 +150,9 @@ class Block(nn.Module):
         self.mlp_output_norm = norm(structure, C) if after else None
         self.scale, self.dropout = structure.residual_scale, nn.Dropout(structure.dropout)
 
-    def forward(self, x: Tensor, past: Past, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, past: Past, rotation: Rotation | None, bias: Tensor | None = None) -> Tensor:
         h = apply(self.input_layernorm, x)
-        y = self.output(apply(self.attention_output_norm, self.self_attn(h, past, rotation)))
+        y = self.output(apply(self.attention_output_norm, self.self_attn(h, past, rotation, bias)))
         if not self.parallel:  # the MLP reads the sum
             x = x + y
             return x + self.output(apply(self.mlp_output_norm, self.mlp(apply(self.post_attention_layernorm, x))))
@@ -146,6 +162,12 @@ class Block(nn.Module):
         """The output of attention or the MLP as it is added to the stream."""
         y = self.dropout(y)
         return y if self.scale == 1.0 else y * self.scale
+
+
+def sinusoid_frequencies(size: int) -> tuple[float, ...]:
+    """The frequencies of sines and cosines, half of `size` each. Vaswani et al. (2017), as in tensor2tensor."""
+    half = size // 2
+    return tuple(torch.exp(torch.arange(half, device="cpu").float() * -(math.log(10000) / (half - 1))).tolist())
 
 
 def norm(structure: Structure, size: int) -> RMSNorm | nn.LayerNorm:
@@ -178,6 +200,9 @@ class Llama(LanguageModel):
         self.ropes = [None if rope is None else rotary.rope_of(rope, structure.rotated) for rope in structure.ropes]
         self.rotations = [self.ropes.index(rope) for rope in self.ropes]  # the first layer with the same rotation
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_norm = norm(structure, config.hidden_size) if structure.embedding_norm else None
+        self.alibi = ALiBi.of(config.num_attention_heads) if structure.alibi else None
+        self.sinusoids = sinusoid_frequencies(config.hidden_size) if structure.sinusoids else None
         self.drop = nn.Dropout(structure.embedding_dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = norm(structure, config.hidden_size)
@@ -190,7 +215,10 @@ class Llama(LanguageModel):
         x = self.embed_tokens(idx)  # (B, T, C)
         if self.structure.embedding_scale is not None:
             x = scaled(x, self.structure.embedding_scale)
-        x = self.drop(x)
+        if self.sinusoids is not None:
+            x = x + sinusoidal_positions(past.positions + FIRST, list(self.sinusoids)).to(x.dtype)
+        x = self.drop(apply(self.embedding_norm, x))
+        bias = None if self.alibi is None else self.alibi(past.positions, past.attended)
         dtype = torch.float32 if self.structure.exact_rotation else x.dtype
         rotations: dict[int, Rotation | None] = {}
         for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=True):
@@ -198,7 +226,7 @@ class Llama(LanguageModel):
                 rotations[number] = None if rope is None else Rotation(
                     rope.sized(past.size), past.positions, dtype, self.structure.interleaved
                 )  # fmt: skip
-            x = block(x, past, rotations[number])
+            x = block(x, past, rotations[number], bias)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -212,7 +240,12 @@ class Llama(LanguageModel):
     def steps(self) -> Iterator[Step]:
         block: Any
         structure = self.structure
-        yield Embed(self.embed_tokens, scale=structure.embedding_scale, dropout=self.drop.p)
+        p = 0.0 if structure.sinusoids else self.drop.p
+        yield Embed(self.embed_tokens, scale=structure.embedding_scale, dropout=p)
+        if self.sinusoids is not None:
+            yield AddSinusoids(self.sinusoids, FIRST, self.config.max_position_embeddings, dropout=self.drop.p)
+        if self.embedding_norm is not None:
+            yield Norm(self.embedding_norm, to_residual=True)
         for block, rope in zip(self.layers, self.ropes, strict=True):
             attn, mlp, add = block.self_attn, block.mlp, {"scale": block.scale, "dropout": block.dropout.p}
             heads = attn.heads, attn.kv_heads
@@ -225,7 +258,9 @@ class Llama(LanguageModel):
                     *heads, rope, attn.q_norm, attn.k_norm, all_heads=attn.joint, interleaved=structure.interleaved,
                     norms_last=attn.norms_last,
                 )  # fmt: skip
-            yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
+            yield Attend(
+                *heads, attn.scale, attn.window, bias=self.alibi, upcast=self.alibi is not None, dropout=attn.dropout
+            )
             yield Add(attn.o_proj, block.attention_output_norm, **add)
             if block.parallel:
                 yield Norm(block.input_layernorm, saved=True)  # the norm of the block's input again
@@ -304,6 +339,11 @@ class LlamaConfig(HeadSettings):
             raise ValueError(f"Llama: head_dim ({self.head_size}) must be even: positions rotate pairs")
         rotary.check("Llama", self.rope, grows=self.model_type == "ministral3")
         self.windows  # noqa: B018  # checks the pattern
+
+    @property
+    def inner(self) -> int:
+        """The width of the MLP."""
+        return self.intermediate_size
 
     @property
     def kv_heads(self) -> int:

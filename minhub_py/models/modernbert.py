@@ -152,7 +152,7 @@ class ModernBertConfig(HeadSettings):
     TITLE: ClassVar = "ModernBERT"
     IS_ENCODER: ClassVar = True
     ONLY_VALUE: ClassVar = {"norm_bias": False, "attention_bias": False, "mlp_bias": False, "classifier_bias": False,
-                            "decoder_bias": True, "is_decoder": False}  # fmt: skip
+                            "decoder_bias": True, "is_decoder": False, "is_causal": False}  # fmt: skip
     NO_EFFECT: ClassVar = frozenset(
         """
         reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index deterministic_flash_attn

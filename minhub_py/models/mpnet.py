@@ -128,7 +128,7 @@ class MPNetConfig(HeadSettings):
 
     TITLE: ClassVar = "MPNet"
     IS_ENCODER: ClassVar = True
-    ONLY_VALUE: ClassVar = {"relative_attention_num_buckets": BUCKETS, "is_decoder": False}
+    ONLY_VALUE: ClassVar = {"relative_attention_num_buckets": BUCKETS, "is_decoder": False, "is_causal": False}
     NO_EFFECT: ClassVar = frozenset({"classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon"})
 
     vocab_size: int = 30527

@@ -206,6 +206,19 @@ EXAONE4: Sizes = {
     "EXAONE-4.0-32B": _llama(5120, 27392, 64, 40, 8, **_EXAONE4, sliding_window_pattern="LLLG",
                              rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
 }  # fmt: skip
+BLOOM: Sizes = {
+    name: {"hidden_size": C, "num_hidden_layers": layers, "num_attention_heads": heads}
+    for name, C, layers, heads in (
+        ("bloom-560m", 1024, 24, 16), ("bloom-1b1", 1536, 24, 16), ("bloom-1b7", 2048, 24, 16),
+        ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
+    )
+}  # fmt: skip
+XGLM: Sizes = {
+    "xglm-564M": {},
+    "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},
+    "xglm-2.9B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 48},
+    "xglm-7.5B": {"hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32, "num_attention_heads": 32},
+}
 ERNIE45: Sizes = {"ERNIE-4.5-0.3B-PT": {}}
 SEEDOSS: Sizes = {"Seed-OSS-36B-Instruct": {"hidden_size": 5120, "rope_parameters": _rope(1e7)}}
 INTERNLM3: Sizes = {"internlm3-8b-instruct": {"rope_parameters": _rope(5e7, rope_type="dynamic", factor=6.0)}}
@@ -284,6 +297,36 @@ T5: Sizes = {
         }.items()
     },
 }
+
+
+_QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
+             "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,
+                                        "rope_parameters": _rope(1e7, partial_rotary_factor=0.25)}}  # fmt: skip
+QWEN3NEXT: Sizes = {"Qwen3-Next-80B-A3B-Instruct": {"model_type": "qwen3_next", "max_position_embeddings": 2**18,
+                                                    "rope_parameters": _rope(1e7, partial_rotary_factor=0.25),
+                                                    "bos_token_id": 151643, "eos_token_id": 151645}}  # fmt: skip
+_LFM2 = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
+LFM2: Sizes = {
+    "LFM2-350M": {**_LFM2, "hidden_size": 1024, "intermediate_size": 6656, "num_attention_heads": 16},
+    "LFM2-700M": {**_LFM2, "hidden_size": 1536, "intermediate_size": 10240, "num_attention_heads": 24},
+    "LFM2-1.2B": {**_LFM2, "hidden_size": 2048, "intermediate_size": 12288},
+}
+LFM2MOE: Sizes = {
+    "LFM2-8B-A1B": {
+        "model_type": "lfm2_moe", "num_hidden_layers": 24, "eos_token_id": 7,
+        "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+    },
+}  # fmt: skip
+MIXTRAL: Sizes = {
+    "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
+    "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
+                                     "num_attention_heads": 48, "max_position_embeddings": 2**16},
+}  # fmt: skip
+OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
+QWEN3MOE: Sizes = {
+    "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
+}  # fmt: skip
 
 
 def _encoder(C: int, layers: int, heads: int, head: str = "", **more: Any) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """The language model of Qwen 3.5, in one file: three layers of linear attention for each layer of softmax attention.
 
+Qwen 3.5 MoE and Qwen 3 Next have experts, and a shared expert, in place of the MLP.
+
 Sources
     Qwen Team (2026), "Qwen3.5". Gated DeltaNet: Yang, Kautz & Hatamizadeh (2024); the rule is in delta.py.
     Gated attention: Qiu et al. (2025), "Gated Attention for Large Language Models". Rotary positions: Su et al. (2021).
-    Hub docs: `transformers`, model_types "qwen3_5" (with images; only its text model is supported) and "qwen3_5_text".
+    Hub docs: `transformers`, model_types "qwen3_5_text", "qwen3_5_moe_text" and "qwen3_next", and "qwen3_5" and
+    "qwen3_5_moe" (with images; only their text model is supported).
 
 Differences from similar architectures
     Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its norms multiply by their
@@ -16,7 +19,7 @@ Notation
     K, V key and value size of DeltaNet    N channels of the convolution, 2GK + HV    V also: vocabulary
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -28,10 +31,12 @@ from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
+from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated
+from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated, unavailable
 from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
 
@@ -130,7 +135,11 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer) if attends else None
         self.linear_attn = None if attends else GatedDeltaNet(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
-        self.mlp = MLP(config)
+        C, act, sparse = config.hidden_size, config.hidden_act, config.is_sparse(layer)
+        routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob)
+        inner = config.moe_intermediate_size
+        self.mlp = Mixture(config.num_experts, C, inner, act, routing) if sparse else MLP(config)
+        self.shared_expert = SharedExpert(C, config.shared_expert_intermediate_size, act) if sparse else None
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         h = self.input_layernorm(x)
@@ -138,7 +147,10 @@ class Block(nn.Module):
             x = x + self.self_attn(h, past, rotation)
         elif self.linear_attn is not None:
             x = x + self.linear_attn(h, past)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        h = self.post_attention_layernorm(x)
+        if self.shared_expert is not None:
+            x = x + self.shared_expert(h)
+        return x + self.mlp(h)
 
 
 class Qwen35(LanguageModel):
@@ -193,9 +205,13 @@ class Qwen35(LanguageModel):
                 yield DeltaRule(*heads, delta.conv1d, act, delta.A_log, delta.dt_bias, delta.norm)
                 yield Add(delta.out_proj)
             yield Norm(block.post_attention_layernorm)
-            yield Linear([mlp.gate_proj, mlp.up_proj])
-            yield Gate(act)
-            yield Add(mlp.down_proj)
+            if block.shared_expert is not None:
+                yield from block.shared_expert.steps(block.post_attention_layernorm)
+                yield mlp.step()
+            else:
+                yield Linear([mlp.gate_proj, mlp.up_proj])
+                yield Gate(act)
+                yield Add(mlp.down_proj)
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
@@ -206,6 +222,12 @@ class Qwen35Classifier(Classifier, Qwen35):
     config: "Qwen35Config"
 
 
+CLASSES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+           "qwen3_next": "Qwen3NextForCausalLM"}  # fmt: skip
+SPARSE = {"model_types": ("qwen3_5_moe_text", "qwen3_next")}
+NEXT = {"model_types": ("qwen3_next",)}
+
+
 @dataclass(frozen=True)
 class Qwen35Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: transformers."""
@@ -213,13 +235,30 @@ class Qwen35Config(HeadSettings):
     TITLE: ClassVar = "Qwen 3.5"
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
     # The state is float32 for all dtypes, as in transformers.
-    ONLY_VALUE: ClassVar = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
+    ONLY_VALUE: ClassVar = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
     # mtp: layers for multi-token prediction, not loaded.
-    NO_EFFECT: ClassVar = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
+    NO_EFFECT: ClassVar = frozenset(
+        {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "router_aux_loss_coef"}
+    )
+    ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in SPARSE["model_types"]}
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "qwen3_5_text": {},
+        "qwen3_5_moe_text": {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},
+        "qwen3_next": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
+                       "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
+    }  # fmt: skip
 
+    model_type: str = "qwen3_5_text"
     vocab_size: int = 248320
     hidden_size: int = 4096
-    intermediate_size: int = 12288
+    intermediate_size: int = field(default=12288, metadata={"model_types": ("qwen3_5_text", "qwen3_next")})
+    num_experts: int = field(default=256, metadata={"range": (1, 1024), **SPARSE})
+    num_experts_per_tok: int = field(default=8, metadata={"range": (1, 16), **SPARSE})
+    moe_intermediate_size: int = field(default=512, metadata=SPARSE)  # of an expert
+    shared_expert_intermediate_size: int = field(default=512, metadata=SPARSE)
+    norm_topk_prob: bool = field(default=True, metadata=NEXT)
+    decoder_sparse_step: int = field(default=1, metadata=NEXT)  # each n-th layer has experts
+    mlp_only_layers: list[int] | None = field(default_factory=list)  # layers without experts, of qwen3_next
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 16
     num_key_value_heads: int = 4
@@ -247,11 +286,28 @@ class Qwen35Config(HeadSettings):
         self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         check_multiple(self, "linear_num_value_heads", "linear_num_key_heads")
+        if self.mlp_only_layers and self.model_type != "qwen3_next":
+            raise ValueError(f"Qwen 3.5: config.json sets mlp_only_layers to {self.mlp_only_layers}; this "
+                             f"implementation has [] only for {self.model_type}")  # fmt: skip
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(f"Qwen 3.5: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than "
+                             f"num_experts ({self.num_experts})")  # fmt: skip
         if self.layer_types is not None:
             choices = "full_attention", "linear_attention"
             check_layer_types("Qwen 3.5", self.layer_types, choices, self.num_hidden_layers)
         rotary.check("Qwen 3.5", self.rope, partial=True)
         check_rotated("Qwen 3.5", self.rotated, self.head_dim)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        sparse = layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+        return sparse and self.model_type != "qwen3_5_text"
+
+    @property
+    def delta_sizes(self) -> tuple[int, int, int, int]:
+        """Key heads, and K, V and value heads of each in DeltaNet."""
+        G = self.linear_num_key_heads
+        return G, self.linear_key_head_dim, self.linear_value_head_dim, self.linear_num_value_heads // G
 
     @property
     def rotated(self) -> int:
@@ -282,10 +338,14 @@ class Qwen35Config(HeadSettings):
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = self.without_head()
+        absent = unavailable(self, self.model_type)
+        settings = {name: value for name, value in self.without_head().items() if name not in absent}
         del settings["full_attention_interval"]
+        settings["mlp_only_layers"] = settings["mlp_only_layers"] or []
+        if self.model_type != "qwen3_next":
+            del settings["mlp_only_layers"]
         settings |= {"layer_types": self.kinds, "rope_parameters": {**(self.rope_parameters or {}), **self.rope}}
-        return {**self.hub_head("Qwen3_5ForCausalLM"), "model_type": "qwen3_5_text", **settings}
+        return {**self.hub_head(CLASSES[self.model_type]), **settings}
 
     @property
     def context_length(self) -> int:

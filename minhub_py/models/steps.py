@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from minhub_py.models.experts import Packed
+from minhub_py.models.experts import ExpertWeights, Routing
 from minhub_py.models.layers import HeadLayerNorm, RMSNorm
 from minhub_py.models.rotary import Rope
 
@@ -44,6 +44,16 @@ class AddPositions:
     positions: EmbeddingLayer
     first: int = 0
     pad: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AddSinusoids:
+    """x = h = h + `layers.sinusoidal_positions` of position + first.    count: the maximum number of positions."""
+
+    frequencies: tuple[float, ...]
+    first: int
+    count: int
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +122,8 @@ class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend`.    gate: as in `Rotate`; each head is multiplied by the
-    sigmoid of its gate.    bias: a `RelativeBias`, added to the scores.    causal: False for an encoder, without
-    a cache.
+    sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the scores.    causal: False for an encoder,
+    without a cache.
     """
 
     heads: int
@@ -168,11 +178,22 @@ class DeltaRule:
 
 
 @dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """h = c · conv(b · x) for b, c and x side by side in h, (B, T, 3C); the nn.Conv1d is over time, with a state."""
+
+    conv: nn.Conv1d
+
+
+@dataclass(frozen=True, eq=False)
 class Gate:
-    """h = activation(first half of h) · second half of h."""
+    """h = activation(first half of h) · second half of h.
+
+    sigmoid: h has one more number after the halves; the result is multiplied by its sigmoid.
+    """
 
     activation: str
     dropout: float = 0.0
+    sigmoid: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,19 +208,23 @@ class Add:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """x = x + the sum over the `top` experts with the largest router(h), weighted by the softmax of these scores.
+    """x = x + the sum of the outputs of the experts that `route` selects by router(h); see models/experts.py.
 
-    An expert is `experts.gated_mlp` with its part of the weights (experts, in, out).
+    gate_up: one matrix with gate and up in alternate columns, or two, gate and up.    gate_up_bias, down_bias: (E, 2I)
+    and (E, C), with one matrix only.    activation: of the gate of two matrices.    alpha, limit: of `gated_mlp`, the
+    gate of one matrix.    choice_bias: (E,), added to the scores for the choice only.
     """
 
     router: LinearLayer
-    top: int
-    gate_up: Tensor | Packed
-    gate_up_bias: Tensor
-    down: Tensor | Packed
-    down_bias: Tensor
-    alpha: float
-    limit: float
+    routing: Routing
+    gate_up: Sequence[ExpertWeights]
+    down: ExpertWeights
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    activation: str | None = None
+    alpha: float = 1.0
+    limit: float = 0.0
+    choice_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +253,10 @@ class HiddenStates:
 
 
 Step = (
-    Embed | AddPositions | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear | Rotate | Attend
-    | CrossAttend | CacheEncoder | DeltaRule | Gate | Add | Experts | Recurrent | Logits | HiddenStates
+    Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear
+    | Rotate | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent
+    | Logits
+    | HiddenStates
 )  # fmt: skip
 
 

@@ -32,6 +32,8 @@ class Structure:
     gated: an MLP with a gate; otherwise one layer, the activation, and one layer.
     embedding_scale, residual_scale, logit_scale: factors of the embeddings, of the outputs of attention and MLP, and of
     the logits.    dropout, embedding_dropout: of the outputs of attention and MLP, and of the embeddings.
+    embedding_norm: a norm of the embeddings.    alibi: a bias of the scores by the distance.    sinusoids: positions
+    are added to the embeddings, as in XGLM.
     """
 
     windows: Sequence[int | None]
@@ -56,6 +58,9 @@ class Structure:
     logit_scale: float = 1.0
     dropout: float = 0.0
     embedding_dropout: float = 0.0
+    embedding_norm: bool = False
+    alibi: bool = False
+    sinusoids: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class RelativeConfig(HeadSettings):
         structure = self.structure  # checks the pattern of layers
         if self.head_size % 2:
             raise ValueError(f"{self.TITLE}: the head size ({self.head_size}) must be even: positions rotate pairs")
-        check_rotated(self.TITLE, structure.rotated, self.head_size)
+        if any(structure.ropes):
+            check_rotated(self.TITLE, structure.rotated, self.head_size)
         names = getattr(self, "ROPE_NAMES", {})
         long = "original_max_position_embeddings" in names
         for number, rope in enumerate(structure.ropes):
@@ -119,6 +125,11 @@ class RelativeConfig(HeadSettings):
         rotated = int(self.head_size * rope.get("partial_rotary_factor", 1.0))
         ropes = [rope] * self.num_hidden_layers
         return Structure(**{"windows": windows, "ropes": ropes, "rotated": rotated, **differences})
+
+    @property
+    def inner(self) -> int:
+        """The width of the MLP."""
+        return self.intermediate_size
 
     @property
     def kv_heads(self) -> int:

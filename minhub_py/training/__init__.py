@@ -23,8 +23,9 @@ from minhub_py.pretrained import from_pretrained
 from minhub_py.system import html
 from minhub_py.system.spelling import unknown
 from minhub_py.training.checkpoint import LossRow, RunFolder
-from minhub_py.training.data import Corpus
+from minhub_py.training.data import Corpus, read_corpus
 from minhub_py.training.errors import reading
+from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener
 from minhub_py.training.preparation import Preparation
 from minhub_py.training.progress import ConsoleListener
@@ -46,7 +47,11 @@ def train(
     text: TextSource | Sequence[TextSource], out: str | os.PathLike[str], *, progress: bool = True,
     listener: Listener | None = None, **settings: "Unpack[TrainSettings]",
 ) -> "Run":  # fmt: skip
-    """Train a model on UTF-8 text files.
+    """Train a model on UTF-8 text files, or on the examples in .jsonl, .csv, .tsv and .parquet files.
+
+    The columns of a file with examples decide the objective: messages (chats, loss on the replies only); prompt and
+    completion; prompt, chosen and rejected (DPO, with lora); text and label (classification or regression, with an
+    encoder or a decoder that has a classification head); text (with an encoder: masked words). They need `start`.
 
     Ctrl-C stops before the next batch, writes a checkpoint and raises KeyboardInterrupt; SIGTERM does the same and
     raises SystemExit. `resume(out)` then repeats the unfinished step or evaluation and continues, also if the text was
@@ -81,7 +86,8 @@ def train(
     if type(lora) is int:
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
-    return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events), out, listener, progress)
+    given = frozenset(settings)
+    return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events, given), out, listener, progress)
 
 
 def resume(
@@ -204,10 +210,10 @@ class Run:
         return self.best_loss / self.characters_per_token
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> Corpus | ExampleCorpus:
         """The tokenized data: training text and held-out text."""
         with recovery_advice(self.files):
-            return Corpus.read(self.files.tokens)
+            return read_corpus(self.files.tokens)
 
     @property
     def characters_per_token(self) -> float:

@@ -60,7 +60,7 @@ def adapted_model(
         adapter = new_adapter(base, config, seed)
     for parameter in base.parameters():
         parameter.requires_grad_(False)
-    return attach(base, adapter)
+    return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -34,7 +34,20 @@ MAX_LENGTH = 512  # longest sequence for attention by matrix products
 
 
 class CPUKernels(TorchFunctionMode):
-    """Context manager that replaces three functions of torch.nn.functional."""
+    """Context manager that replaces three functions of torch.nn.functional.
+
+    active: the number of contexts that are entered.
+    """
+
+    active = 0
+
+    def __enter__(self) -> Any:
+        CPUKernels.active += 1
+        return super().__enter__()
+
+    def __exit__(self, *details: Any) -> Any:
+        CPUKernels.active -= 1
+        return super().__exit__(*details)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

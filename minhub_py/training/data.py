@@ -21,6 +21,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import CorruptError, read_object, reading
+from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.preparation import size_and_time
 
 CHUNK = 2**14  # characters that are read and encoded at a time
@@ -54,6 +55,7 @@ class Corpus:
     characters: int  # of the held-out text
     texts: list[str]  # names of the text files
     start: str | None = None  # fingerprint of the model that the run fine-tunes
+    objective: str = "text"
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
@@ -73,6 +75,15 @@ class Corpus:
                 if tokens.path.stat().st_size != tokens.count * size:
                     raise ValueError("its size is wrong")
         return corpus
+
+
+def read_corpus(folder: Path) -> Corpus | ExampleCorpus:
+    """The tokenized data of a run. CorruptError: a file is missing or corrupt."""
+    metadata = read_object(folder / "tokens.json")
+    if "objective" not in metadata:
+        return Corpus.read(folder)
+    with reading(folder / "tokens.json"):
+        return ExampleCorpus.read(folder, metadata)
 
 
 def prepare(text: "Text", tokenizer: Tokenizer, folder: Path, start: str | None = None) -> None:

@@ -10,7 +10,7 @@ therefore needs no generator state, and its steps are bitwise identical.
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,10 @@ from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
 from minhub_py.training.data_parallel import DataParallelGroup, distribute_like, full_tensor, gather_on_main
 from minhub_py.training.errors import reading
+from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
+from minhub_py.training.memory import checkpoint_blocks
+from minhub_py.training.objectives import ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, is_fused, learning_rate, random_seed
 from minhub_py.training.settings import CONTEXT, Settings
 
@@ -52,8 +55,8 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: RunFolder, corpus: Corpus, tokenizer: Tokenizer, family: Architecture,
-        model: LanguageModel, group: DataParallelGroup, device: torch.device, listener: Listener,
+        self, settings: Settings, folder: RunFolder, corpus: Corpus | ExampleCorpus, tokenizer: Tokenizer,
+        family: Architecture, model: LanguageModel, group: DataParallelGroup, device: torch.device, listener: Listener,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self.corpus, self.tokenizer = settings, folder, corpus, tokenizer
         self.family, self.group, self.device, self.listener = family, group, device, listener
@@ -62,16 +65,28 @@ class Trainer:
         self.has_estimate = False
         self.interrupted: Callable[[], bool] = lambda: False
         self.context = settings.context or CONTEXT
-        self.carry = settings.carry and family.training.carries_state
+        self.task: ExampleTask | None = None
+        self.carry = settings.carry and family.training.carries_state and isinstance(corpus, Corpus)
         global_micro_batch = settings.batch // settings.accumulate  # over all processes
         self.micro_batch = len(range(global_micro_batch)[group.shard(global_micro_batch)])
         self.shard = group.shard(settings.batch)
-        self.loader = DataLoader(corpus.train, settings.batch, self.context, settings.seed, self.carry)
-        self.evaluation_batches = evaluation_batches(
-            corpus.held_out, self.context, settings.batch, global_micro_batch, settings.evaluate_tokens, self.carry
-        )
+        self.tokens_per_step = float(settings.batch * self.context)
+        if isinstance(corpus, Corpus):
+            self.loader = DataLoader(corpus.train, settings.batch, self.context, settings.seed, self.carry)
+            self.evaluation_batches: list[Any] = evaluation_batches(
+                corpus.held_out, self.context, settings.batch, global_micro_batch, settings.evaluate_tokens, self.carry
+            )
+        else:
+            self.task = example_task(settings, corpus, tokenizer, model, self.micro_batch)
+            self.evaluation_batches = self.task.evaluation_batches()
+            self.tokens_per_step = settings.batch * len(corpus.train.ids) / len(corpus.train)
+        if self.task is not None and group.world_size > 1:
+            raise ValueError("training on examples needs a single process: start it without torchrun")
 
-        self.model = model.to(device).train()
+        self.model = model.to(device)
+        self.set_training_mode()
+        if settings.checkpointing:
+            checkpoint_blocks(self.model)
         self.trained = adapter_run.trained_parameters(self.model)
         self.parameters = sum(parameter.numel() for parameter in self.trained.values())
         self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
@@ -169,9 +184,8 @@ class Trainer:
         torch.manual_seed(random_seed(settings.seed, step, self.group.rank))
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = learning_rate(settings, step)
-        batch, reset = self.loader.at(step, self.shard)
+        micro_batches, reset = self.micro_batches(step)
         loss = torch.zeros((), device=self.device)
-        micro_batches = batch.to(self.device).split(self.micro_batch)
         for index, micro_batch in enumerate(micro_batches):
             try:
                 report = self.begin_batch if index and not self.carry else self.report_batch
@@ -182,7 +196,7 @@ class Trainer:
             if reset:
                 self.states[index] = self.new_state(self.micro_batch)
             with self.group.gradient_sync(self.wrapped, index == len(micro_batches) - 1):
-                micro_loss = self.loss(self.compiled, micro_batch, self.states[index]) / len(micro_batches)
+                micro_loss = self.micro_loss(micro_batch, index, len(micro_batches))
                 micro_loss.backward()
             loss += micro_loss.detach()
         norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or math.inf)
@@ -190,6 +204,24 @@ class Trainer:
         self.optimizer.zero_grad()
         self.sums += torch.stack((loss, full_tensor(norm)))
         self.progress.steps_in_sums += 1
+
+    def set_training_mode(self) -> None:
+        """Training mode; without dropout for preference pairs, so that policy and reference are comparable."""
+        self.model.train(self.corpus.objective != "preference")
+
+    def micro_batches(self, step: int) -> tuple[Sequence[Any], bool]:
+        """The micro-batches of a step, and whether an LSTM's state is reset before it."""
+        if self.task is not None:
+            return [batch.to(self.device) for batch in self.task.step_batches(step, self.shard)], False
+        batch, reset = self.loader.at(step, self.shard)
+        return batch.to(self.device).split(self.micro_batch), reset
+
+    def micro_loss(self, micro_batch: Any, index: int, count: int) -> Tensor:
+        """The part of a micro-batch in the mean loss of a step."""
+        if self.task is None:
+            return self.loss(self.compiled, micro_batch, self.states[index]) / count
+        with self.autocast(), self.kernels():
+            return self.task.loss(self.model, micro_batch) * micro_batch.scale
 
     def loss(self, model: Any, sequences: Tensor, state: Any) -> Tensor:
         """Mean cross-entropy in nats per token; sequences (B, T + 1) are inputs and, shifted by one, targets."""
@@ -205,6 +237,10 @@ class Trainer:
     @torch.no_grad()
     def validation_loss(self) -> float:
         """Mean loss on the held-out text, in nats per token. StoppedError: the run stopped between two batches."""
+        if self.task is not None:
+            return self.example_loss(self.task)
+        assert isinstance(self.corpus, Corpus)
+        held_out = self.corpus.held_out
         loss, tokens = 0.0, 0
         state = None
         self.model.eval()
@@ -217,15 +253,32 @@ class Trainer:
                 shard = shard or starts[:1]  # an empty shard still takes part in the collective calls
                 if reset:
                     state = self.new_state(len(shard))
-                sequences = self.corpus.held_out.sequences(shard, length + 1).to(self.device)
+                sequences = held_out.sequences(shard, length + 1).to(self.device)
                 started = time.perf_counter()
                 loss += self.loss(self.wrapped, sequences, state).item() * weight
                 self.estimate(number, time.perf_counter() - started, len(shard) * length)
                 tokens += weight
         finally:
-            self.model.train()
+            self.set_training_mode()
         total_loss, total_tokens = self.group.all_reduce([loss, float(tokens)], self.device)
         return total_loss / total_tokens
+
+    def example_loss(self, task: ExampleTask) -> float:
+        """`validation_loss` of examples, per target."""
+        loss, targets = 0.0, 0.0
+        self.model.eval()
+        try:
+            for number, numbers in enumerate(self.evaluation_batches, 1):
+                self.begin_batch("evaluation", number, len(self.evaluation_batches))
+                batch = task.held_out_batch(numbers).to(self.device)
+                started = time.perf_counter()
+                with self.autocast(), self.kernels():
+                    loss += task.loss(self.model, batch).item()
+                self.estimate(number, time.perf_counter() - started, batch.idx.numel())
+                targets += batch.targets
+        finally:
+            self.set_training_mode()
+        return loss / targets
 
     def estimate(self, number: int, seconds: float, tokens: int) -> None:
         """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
@@ -235,8 +288,11 @@ class Trainer:
         settings = self.settings
         steps = settings.steps - self.progress.step
         evaluations = 1 + -(-steps // settings.evaluate_every)
-        evaluated = evaluations * sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
-        trained = steps * self.micro_batch * settings.accumulate * self.context * STEP_PER_FORWARD
+        if isinstance(self.corpus, Corpus):
+            evaluated = evaluations * sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
+        else:
+            evaluated = evaluations * len(self.corpus.held_out.ids)
+        trained = steps * self.tokens_per_step / self.group.world_size * STEP_PER_FORWARD
         forward_tokens = trained + evaluated / self.group.world_size
         self.listener.estimated(forward_tokens * seconds / tokens, steps, evaluations)
 
@@ -257,10 +313,10 @@ class Trainer:
             if self.group.is_main:
                 with self.folder.writing(self.folder.path):
                     self.write_model(self.folder.path, state)
-        tokens = settings.batch * self.context
+        tokens = self.tokens_per_step
         row: LossRow = {
-            "step": progress.step, "tokens": progress.step * tokens, "train_loss": train_loss, "held_out_loss": loss,
-            "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
+            "step": progress.step, "tokens": round(progress.step * tokens), "train_loss": train_loss,
+            "held_out_loss": loss, "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
             "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
             "seconds": round(time.perf_counter() - self.started, 2),
         }  # fmt: skip
@@ -308,7 +364,7 @@ class Trainer:
         speed = steps / (now - self.reported_at)
         self.listener.stepped(
             step, self.settings.steps, (loss - self.reported_sum) / steps,
-            speed * self.settings.batch * self.context, (self.settings.steps - step) / speed,
+            speed * self.tokens_per_step, (self.settings.steps - step) / speed,
         )  # fmt: skip
         self.reported_at, self.reported_step, self.reported_sum = now, step, loss
 
@@ -324,7 +380,7 @@ class Trainer:
         ids = self.tokenizer.encode(prompt).ids
         model.eval()
         [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
-        self.model.train()
+        self.set_training_mode()
         text = prompt + self.tokenizer.decode(new)
         samples = self.folder.samples
         with self.folder.writing(samples), samples.open("a", encoding="utf-8", newline="") as file:

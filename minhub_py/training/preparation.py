@@ -20,6 +20,7 @@ class Preparation:
 
     settings: Settings
     texts: Sequence[tuple[Path, int, int]]
+    given: Sequence[str] = ()  # the settings that have no default
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Preparation | None":
@@ -29,12 +30,12 @@ class Preparation:
         content = read_object(folder.preparation)
         with reading(folder.preparation):
             texts = [(Path(name), int(size), int(time)) for name, size, time in content["texts"]]
-            return cls(Settings(**content["settings"]), texts)
+            return cls(Settings(**content["settings"]), texts, content.get("given", []))
 
     def write(self, folder: RunFolder) -> None:
         """Write the record."""
         texts = [[str(path), size, time] for path, size, time in self.texts]
-        content = {"settings": json.loads(self.settings.to_json()), "texts": texts}
+        content = {"settings": json.loads(self.settings.to_json()), "texts": texts, "given": list(self.given)}
         folder.write(folder.preparation, json.dumps(content, indent=2) + "\n")
 
     def unchanged_texts(self) -> list[Path]:

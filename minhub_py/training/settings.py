@@ -64,6 +64,11 @@ class Settings:
     # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora (adapter_run.py).
     lora: Mapping[str, object] = field(default_factory=dict)
     quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
+    # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
+    objective: str | None = None
+    beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
+    epochs: float | None = limited(None, 0.01)  # passes over the examples, instead of steps; default: 3
+    checkpointing: bool = False  # gradient checkpointing: compute each block again in the backward pass, to save memory
     steps: int = limited(2000, 1)
     batch: int = limited(32, 1)  # sequences per step, over all processes
     accumulate: int = limited(1, 1)  # micro-batches per step (gradient accumulation): less memory, the same gradients
@@ -151,7 +156,7 @@ class Settings:
     def tuned_config(self, architecture: Architecture, config: "ModelConfig") -> "ModelConfig":
         """The config of a model to fine-tune. Only dropout can change. ValueError: another setting is set."""
         self._check_architecture(architecture)
-        if architecture.model_class(config).encoder_only:
+        if architecture.model_class(config).encoder_only and self.objective not in ("labels", "masked"):
             raise ValueError(f"{self.start}: {train_call()} needs a model that predicts the next token, without "
                              "bidirectional attention or a classification head: use a PyTorch loop")  # fmt: skip
         for name in ("layers", "width", "heads"):
@@ -168,6 +173,8 @@ class Settings:
         return changed(config, dict.fromkeys(names, self.dropout) | dict(self.config))
 
     def _check_architecture(self, architecture: Architecture) -> None:
+        if self.objective in ("labels", "masked"):
+            return
         if not architecture.trainable and architecture.is_encoder:
             raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
                              "an encoder, which predicts no next token; use a PyTorch training loop")  # fmt: skip

@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
@@ -39,11 +39,12 @@ from minhub_py.pretrained import describe, fit, load, open_checkpoint, with_valu
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call, setting
-from minhub_py.training import adapter_run
+from minhub_py.training import adapter_run, example_run
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
-from minhub_py.training.data import Corpus, Text, prepare, split_at_words
+from minhub_py.training.data import Text, prepare, read_corpus, split_at_words
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
 from minhub_py.training.errors import CorruptError, read_object, reading
+from minhub_py.training.examples import ExampleCorpus, is_table
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
 from minhub_py.training.optimizer import learning_rate
@@ -55,15 +56,18 @@ LORA_RATE = 2e-4  # peak learning rate of an adapter, as in trl and litgpt
 MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.
-PREPARATION_FILES = {"train.bin", "held_out.bin", STREAM_COPY} | {
+PREPARATION_FILES = {"train.bin", "held_out.bin", "train.safetensors", "held_out.safetensors", STREAM_COPY} | {
     file
     for name in ("begun.json", "tokens.json", "tokenizer.json", *SAVED_COMPANIONS)
     for file in (name, f".{name}.partial")
 }
 
 
-def start_run(folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener) -> None:
-    """Start a new run and train to its end.
+def start_run(
+    folder: RunFolder, settings: Settings, texts: Sequence[Path | BinaryIO], listener: Listener,
+    given: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Start a new run and train to its end. given: the settings that have no default.
 
     An error before the first step leaves no files. An interrupt leaves the record of preparation.py for
     `continue_preparation`.
@@ -76,15 +80,22 @@ def start_run(folder: RunFolder, settings: Settings, texts: Sequence[Path | Bina
         if commit := group.broadcast(None if start is None else commit_of(start.path)):
             settings = dataclasses.replace(settings, revision=commit)
         start = start if group.is_main else open_start(settings)
-        settings = resolve_settings(settings, start)
+        settings = resolve_settings(example_run.with_objective(settings, texts, start), start)
         with new_folder(folder) if group.is_main else nullcontext():
             if group.is_main:
                 paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]
                 states = [(path.absolute(), *size_and_time(path)) for path in paths]
-                Preparation(settings, states).write(folder)
+                Preparation(settings, states, sorted(given)).write(folder)
                 encode_texts(folder, settings, start, paths, listener)
             group.barrier()
+            settings = with_example_defaults(folder, settings, given)
             run(folder, settings, start, group, listener)
+
+
+def with_example_defaults(folder: RunFolder, settings: Settings, given: Collection[str]) -> Settings:
+    """The settings with the defaults for the examples of a run."""
+    metadata = read_object(folder.tokens / "tokens.json")
+    return example_run.with_defaults(settings, given, metadata) if "objective" in metadata else settings
 
 
 @contextmanager
@@ -123,13 +134,21 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
                     encode_texts(folder, settings, start, preparation.unchanged_texts(), listener)
                 dataclasses.replace(preparation, settings=settings).write(folder)
             group.barrier()
+            settings = with_example_defaults(folder, settings, preparation.given)
             run(folder, settings, start, group, listener)
 
 
 def encode_texts(
     folder: RunFolder, settings: Settings, start: Checkpoint | None, paths: Sequence[Path], listener: Listener
 ) -> None:
-    """Write the tokenizer and the tokenized text of a run."""
+    """Write the tokenizer and the tokenized text, or the encoded examples, of a run."""
+    if start is not None and (settings.objective == "masked" or any(map(is_table, paths))):
+        tokenizer = read_tokenizer(start.path)
+        with folder.writing(folder.tokens):
+            for name, content in tokenizer_files(tokenizer).items():
+                write_atomically(folder.tokens / name, content)
+            example_run.encode_examples(folder, settings, start, tokenizer, paths, fingerprint(start.path), listener)
+        return
     stream_copy = folder.tokens / STREAM_COPY
     text = Text(paths, settings.held_out, listener.preparing, {stream_copy: "-", stream_copy.absolute(): "-"})
     tokenizer = tokenizer_of(settings, start, text)
@@ -176,7 +195,7 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
 
 def check_unchanged(folder: RunFolder, settings: Settings, start: Checkpoint | None, detail: str) -> None:
     """ValueError: the model to fine-tune has changed since its tokenizer encoded the text."""
-    if start is not None and Corpus.read(folder.tokens).start not in (None, fingerprint(start.path)):
+    if start is not None and read_corpus(folder.tokens).start not in (None, fingerprint(start.path)):
         raise ValueError(f"{settings.start} has changed since the run in {folder.path} began{detail}: start a new run")
 
 
@@ -226,6 +245,8 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
         adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
     if rate is None:
         rate = LORA_RATE if settings.lora else training.learning_rate * (1 if start is None else 0.1)
+        if settings.objective == "preference" or not settings.lora:
+            rate = example_run.RATES.get(str(settings.objective), rate)
     return dataclasses.replace(
         settings,
         family=entry.name,
@@ -269,7 +290,7 @@ def run(
 
     KeyboardInterrupt, SystemExit: a signal stopped the run, after a checkpoint.
     """
-    corpus = Corpus.read(folder.tokens)
+    corpus = read_corpus(folder.tokens)
     with reading(folder.tokens / "tokenizer.json"):
         tokenizer = parse(folder.tokens / "tokenizer.json")
     name = choose_device(settings.device).name
@@ -278,7 +299,8 @@ def run(
     device = torch.device(name)
     newest = folder.newest()
     with restore_torch_state(device, settings.threads):
-        architecture, model = load_model(settings, start, newest, tokenizer)
+        labels = corpus.labels if isinstance(corpus, ExampleCorpus) and corpus.objective == "labels" else None
+        architecture, model = load_model(settings, start, newest, tokenizer, labels)
         check_model(settings, model.config, tokenizer)
         trainer = Trainer(settings, folder, corpus, tokenizer, architecture, model, group, device, listener)
         if newest is not None:
@@ -344,9 +366,13 @@ def restore_torch_state(device: torch.device, threads: int | None) -> Iterator[N
 
 
 def load_model(
-    settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Tokenizer
-) -> tuple[Architecture, LanguageModel]:
-    """The model of the checkpoint `newest`, or of `start`, or else a new model with random weights."""
+    settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Tokenizer,
+    labels: Sequence[str] | None = None,
+) -> tuple[Architecture, LanguageModel]:  # fmt: skip
+    """The model of the checkpoint `newest`, or of `start`, or else a new model with random weights.
+
+    labels: of a classification head, or () for regression.
+    """
     if settings.lora and start is not None:
         architecture, base = load_base(start, settings)
         model = adapter_run.adapted_model(
@@ -362,6 +388,8 @@ def load_model(
         read_object(newest / "config.json")
         with reading(newest / "model.safetensors"):
             return load_checkpoint(Checkpoint(newest))
+    if start is not None and labels is not None:
+        return example_run.load_classifier(start, settings, labels)
     if start is not None:
         return load_checkpoint(start, settings)
     entry = ENTRIES[settings.family or "gpt2"]

@@ -16,7 +16,7 @@ from minhub_py.pretrained import describe
 from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import COLUMNS, LossRow, RunFolder
-from minhub_py.training.data import Corpus
+from minhub_py.training.data import read_corpus
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings, segments
 
@@ -69,7 +69,7 @@ def read(path: Path) -> Summary:
         best, rows = folder.best_row(), folder.read_rows()
         settings, history = read_settings(folder.settings)
         check_model_files(path)
-        corpus = Corpus.read(folder.tokens)
+        corpus = read_corpus(folder.tokens)
     speeds = sorted(row["tokens_per_second"] for row in rows[1:]) or [0.0]
     family, parameters, vocab_size = facts(path, settings)
     return Summary(

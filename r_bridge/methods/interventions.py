@@ -121,7 +121,7 @@ def patching(
 
 def attribution(
     session: Session, model: Model, text: Any, token: Any, against: Any, position: int, heads: bool,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None, target: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The parts of minhub_py.attribution."""
     from minhub_py.analysis.attribution import attribution as compute
@@ -129,7 +129,8 @@ def attribution(
     tok = find_tokenizer(model, tokenizer, needed=is_text(text) or is_text(token) or is_text(against))
     [row] = _texts(model, text)
     tokens = [scalar(value, str if is_text(value) else int) for value in (token, against)]
-    result = compute(model.module, tok, row, tokens[0], tokens[1], position=position, heads=heads)
+    output = None if target is None else _texts(model, target)[0]
+    result = compute(model.module, tok, row, tokens[0], tokens[1], position=position, heads=heads, target=output)
     return {
         "logit": result.logit,
         "frame": Frame({"component": character(result.components), "value": np.array(result.values)}),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_weights import draw
 from references import FEW, VOCABULARY, random_model, texts_of
-from small_models import SINUSOIDAL, T5
+from small_models import LSTM, SINUSOIDAL, T5
 
 import minhub_py
 from minhub_py import attention_weights, attribution, direction, head_scores, probe
@@ -54,10 +54,31 @@ def test_attribution_of_bias_is_exactly_that_of_norm_and_head() -> None:
     assert parts.values[-1] == pytest.approx(float(expected), abs=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [False, True])
+def test_attribution_of_an_encoder_decoder_includes_cross_attention(heads: bool) -> None:
+    model = minhub_py.t5(**T5).eval()
+    draw(model)
+    text, target = [5, 6, 7, 8], [9, 4, 11]
+    expected = model(torch.tensor([text]), torch.tensor([[model.decoder_start, *target]]))[0, 2]
+    parts = attribution(model, None, text, 3, 7, position=2, heads=heads, target=target)
+    scale = max(map(abs, parts.values))
+    assert parts.logit == pytest.approx(float(expected[3] - expected[7]), abs=1e-4 * scale)
+    assert sum(parts.values) == pytest.approx(parts.logit, abs=1e-4 * scale)
+    assert abs(parts.values[-1]) < 1e-4 * scale  # the head and the norms have no bias
+    assert {"embeddings", "layers.1.cross", "layers.2.mlp"} <= set(parts.components)
+    assert not any(name.startswith("encoder.") for name in parts.components)
+    start = attribution(model, None, text, 3)
+    logits = model(torch.tensor([text]), torch.tensor([[model.decoder_start]]))[0, 0]
+    assert start.logit == pytest.approx(float(logits[3]), rel=1e-3, abs=1e-4)
+
+
 def test_architectures_without_a_sum_of_parts_are_rejected_by_name() -> None:
-    for model in (minhub_py.sinusoidal(**SINUSOIDAL), minhub_py.t5(**T5)):
-        with pytest.raises(ValueError, match=f"not this {model.config.TITLE}: use patching"):
+    for model in (minhub_py.sinusoidal(**SINUSOIDAL), minhub_py.lstm(**LSTM)):
+        with pytest.raises(ValueError, match=f"such as GPT-2, Llama and T5, not this {model.config.TITLE}: use patch"):
             attribution(model, None, [1, 2], 3)
+    with pytest.raises(ValueError, match="target is for an encoder-decoder"):
+        attribution(random_model("gpt2"), None, [1, 2], 3, target=[1])
     with pytest.raises(ValueError, match="head_scores.* needs a decoder-only model"):
         head_scores(minhub_py.t5(**T5))
 

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pangoling
 import pytest
 from encoders import CONTEXT, write_masked_lm
+from r_package import WORDS, word_piece_tokenizer
 
 from minhub_py import from_pretrained, masked_logprobs, masked_tokens, pseudo_logprobs, tokenizer_from_pretrained
 
@@ -46,3 +48,16 @@ def test_a_text_beyond_the_maximum_length_has_no_pseudo_logprobs(masked: tuple[A
     with pytest.warns(UserWarning, match="no result for a text beyond .* in text 1: shorten the text"):
         columns = pseudo_logprobs(*masked, [fits, LONG, None, "", "a dog"])
     assert np.bincount(columns["text"]).tolist() == [CONTEXT - 2, 0, 0, 0, 2]
+
+
+def test_results_equal_those_of_pangoling() -> None:
+    """pangoling masks the tokens of a target together; tests/support/pangoling.py has its results."""
+    model, tokenizer = pangoling.masked_model(len(WORDS)), word_piece_tokenizer()
+    logprobs = masked_logprobs(model, tokenizer, pangoling.CONTEXTS, pangoling.TARGETS, pangoling.AFTER)["logprob"]
+    assert logprobs == pytest.approx(np.array(pangoling.TARGET_LOGPROBS), abs=1e-5)
+    columns = masked_tokens(model, tokenizer, pangoling.SENTENCES, n=len(WORDS))
+    found = dict(zip(zip(columns["text"], columns["mask"], columns["token"], strict=True), columns["logprob"],
+                     strict=True))  # fmt: skip
+    masks = sorted({key[:2] for key in found})
+    for mask, values in zip(masks, pangoling.MASK_LOGPROBS, strict=True):
+        assert [found[(*mask, token)] for token in WORDS] == pytest.approx(values, abs=1e-5)

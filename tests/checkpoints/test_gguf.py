@@ -28,7 +28,9 @@ from minhub_py.checkpoints.gguf_header import BLOCK_TYPES, FLOAT_TYPES, read_hea
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inference.quantize import Quantized, kind_of
+from minhub_py.inference.quantize import Quantized, QuantizedExperts, kind_of
+from minhub_py.models.experts import ExpertMatrices
+from minhub_py.models.mixture import Mixture
 
 
 def rope_factors(model: Any) -> dict[str, torch.Tensor]:
@@ -116,18 +118,27 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
-@pytest.mark.parametrize("name", ["llama", "llama-biases", "gpt2", "qwen3", "gemma2", "gpt_neox", "phi"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-biases", "gpt2", "qwen3", "gemma2", "gpt_neox", "phi", "mixtral", "qwen3_moe"]
+)
 def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
     """Weights are not quantized again, also if their rows are permuted; the C decoder matches `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
     ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
     kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
     assert {module.kind for module in kept.values()} == {kind_of(ours)} == {kind}
-    assert len(kept) == sum(isinstance(module, nn.Linear | nn.Embedding) for module in floats.modules()) - (
+    matrices = nn.Linear | nn.Embedding | ExpertMatrices
+    routers = sum(isinstance(module, Mixture) for module in floats.modules())
+    assert len(kept) == sum(isinstance(module, matrices) for module in floats.modules()) - routers - (
         name == "gpt2"  # positions are no layer of the steps that is quantized
     )
     for path, module in kept.items():
-        assert torch.equal(module.weight, floats.get_submodule(path).weight), path
+        other = floats.get_submodule(path)
+        if isinstance(module, QuantizedExperts):
+            for number in range(module.shape[0]):
+                assert torch.equal(module.expert(number), other.expert(number)), path
+        else:
+            assert torch.equal(module.weight, other.weight), path
     expected = floats(IDS)[0]
     assert torch.equal(ours(IDS)[0], expected)
     runner = runner_of(ours)

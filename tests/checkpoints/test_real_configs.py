@@ -180,17 +180,6 @@ REFUSED: dict[str, tuple[Settings, str]] = {
         {**QWEN25_05B, "quantization_config": GPTQ},
         r"quantized \(quant_method 'gptq'\)",
     ),
-    "mistralai/Mixtral-8x7B-v0.1": (
-        settings("mixtral", 4096, 14336, 32, 32, 8, 32000, 32768, **MISTRAL, rope_theta=1000000.0,
-                 num_experts_per_tok=2, num_local_experts=8, output_router_logits=False, router_aux_loss_coef=0.02),
-        r"model_type is 'mixtral', which is not supported; supported types: .*mistral",
-    ),
-    "Qwen/Qwen3-30B-A3B": (
-        settings("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, 40960, **QWEN3, decoder_sparse_step=1, num_experts=128,
-                 num_experts_per_tok=8, moe_intermediate_size=768, mlp_only_layers=[], norm_topk_prob=True,
-                 router_aux_loss_coef=0.001, max_window_layers=48, tie_word_embeddings=False),
-        r"model_type is 'qwen3_moe', which is not supported; supported types: .*qwen3",
-    ),
     # The same rope in a model that calls itself a llama, and the other things that a llama may not be.
     "a llama with longrope": (
         {**SMOLLM2, "rope_scaling": LONGROPE}, r"rope_type 'longrope' is not one of default, linear"

@@ -113,6 +113,9 @@ def test_quantized_and_speculating() -> None:
     assert abs(small / whole - 1) < 0.1
     assert minhub("generate", GPT2, "ROMEO:", "--quantize", "int3").exit_code == 2
     assert minhub("generate", GPT2, "ROMEO:", "--speculate", "-1").exit_code == 2
+    drafted = json.loads(minhub("generate", GPT2, "ROMEO:", "--seed", "1", "--draft", GPT2, "--json").stdout)
+    assert drafted["text"] == guessing["text"]
+    assert 0 < drafted["accepted"] <= drafted["proposed"]
 
 
 def test_generate_in_its_ways() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from commands import done, failed
@@ -14,6 +15,8 @@ from minhub_py import from_pretrained, gemma3, llama, save_pretrained, tokenizer
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
+from minhub_py.export.k_quants import quantize
+from weights_map.blocks import unpack_rows
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 # One of each architecture of GGUF, and those with settings of their own.
@@ -127,3 +130,33 @@ def test_command_writes_files_that_are_written_again(tmp_path: Path) -> None:
         ([str(again)], "already exists"),
     ):
         assert message in failed("convert", str(file), *options, status=2)
+
+
+@pytest.mark.parametrize(("type", "limit"), [("Q4_K", 0.08), ("Q5_K", 0.038), ("Q6_K", 0.019)])
+def test_k_quants_are_read_by_the_gguf_package(type: str, limit: float) -> None:
+    """Rows of normal, one-sided, small and zero weights; the error is that of the bits."""
+    weights = torch.randn(6, 512, generator=torch.Generator().manual_seed(1))
+    weights[1] = weights[1].abs()
+    weights[2] = -weights[2].abs() - 1
+    weights[3] *= 1e-3
+    weights[4] = 0
+    weights[5, :300] = 0
+    rows = quantize(weights, type)
+    values = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[type]))
+    assert torch.equal(unpack_rows(rows, type), values)
+    errors = (values - weights).square().mean(dim=1).sqrt() / weights.square().mean(dim=1).sqrt().clamp_min(1e-30)
+    assert errors[4] == 0
+    assert (errors[[0, 1, 2, 5]] < limit).all(), errors
+    assert errors[3] < 3 * limit, errors  # its scales are subnormal in float16
+
+
+def test_mixes_have_the_types_of_llama_cpp(tmp_path: Path) -> None:
+    model = llama(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=8, num_attention_heads=2)
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q4_K_M")
+    types = {name: stored.type for name, stored in read_header(tmp_path / "model.gguf").tensors.items()}
+    precise = [layer for layer in range(8) if types[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
+    assert precise == [0, 3, 6, 7]
+    assert types["blk.1.attn_q.weight"] == types["token_embd.weight"] == types["blk.1.attn_v.weight"] == "Q4_K"
+    assert types["output.weight"] == "Q6_K"
+    assert from_pretrained(tmp_path / "model.gguf", device="cpu")(torch.tensor([[1, 2]])).isfinite().all()

@@ -2,7 +2,7 @@
 
     python tests/fuzz/fuzz.py --minutes 60 gguf tokenizer
 
-Each target runs in a process of its own, which a native library may abort. Hypothesis reduces an input that fails; it
+Each target runs in a separate process, which a native library may abort. Hypothesis reduces an input that fails; it
 is stored in corpus/TARGET/, which tests/fuzz/test_corpus.py replays with each run of the suite. Commit it with the fix.
 """
 

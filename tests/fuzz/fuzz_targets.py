@@ -15,6 +15,7 @@ from corruption import WEIGHTS, save, split_file
 
 import minhub_py
 from minhub_py.checkpoints.local import BUILTIN
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from r_bridge import convert, protocol
 
 Target = Callable[[bytes, Path], None]
@@ -81,7 +82,7 @@ def use_model(folder: Path) -> None:
 
 def use_tokenizer(folder: Path) -> None:
     tokenizer = minhub_py.tokenizer_from_pretrained(str(folder))
-    tokenizer.decode(tokenizer.encode("ROMEO: a\n\u00e9").ids)
+    tokenizer.decode(encode(tokenizer, "ROMEO: a\n\u00e9"))
 
 
 def safetensors_header(data: bytes, folder: Path) -> None:
@@ -155,7 +156,7 @@ TARGETS: dict[str, Target] = {
 
 
 def seeds(name: str, folder: Path) -> list[bytes]:
-    """Correct inputs of a target, from which the fuzzer starts."""
+    """Correct inputs of a target, the start of the fuzzer."""
     if name == "body":
         return [bytes([number]) + json.dumps(item).encode() for number in range(len(PATHS)) for item in BODIES]
     if name == "frame":

@@ -1,4 +1,4 @@
-"""Inputs with which `make fuzz` found a fault are answered correctly."""
+"""Correct answers to the stored inputs of `make fuzz`."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -34,8 +34,8 @@ def model_of(name: str) -> Bert | ModernBert | MPNet:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-1", "bert-5", "bert-32", "bert-64", "bert-72", "mpnet-20", "modernbert-2", "modernbert-8",
-             "modernbert-100", "modernbert-1000"]
+    "name", ["bert-1", "bert-5", "bert-32", "bert-64", "bert-72", "bert-150", "mpnet-20", "modernbert-2",
+             "modernbert-8", "modernbert-100", "modernbert-1000"]
 )  # fmt: skip
 def test_texts_of_several_blocks_match_forward(kernel, name: str) -> None:  # noqa: F811
     model = model_of(name).eval()

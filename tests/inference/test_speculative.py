@@ -1,5 +1,6 @@
 """Speculative decoding: drafts change the number of steps, not the output."""
 
+import logging
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.native import library
 from minhub_py.inference.native.library import MAX_TOKENS
-from minhub_py.inference.speculative import PromptLookup
+from minhub_py.inference.speculative import DraftModel, PromptLookup
 
 MOST = [1, 2, 8, 31, 100]
 SETTINGS = [
@@ -259,3 +260,38 @@ def test_a_text_that_grows_is_looked_through_once() -> None:
         assert grown(text[:end], 3) == expected_draft(text[:end], grown.length)
     assert whole(text, 3) == grown(text, 3)
     assert len(grown.after) <= 2 * 2000
+
+
+# --- a draft model ---
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-short-context", "gpt2-int8", "gptneo-window-2"])
+def test_a_draft_model_does_not_change_the_tokens(name: str) -> None:
+    """The model itself as draft, and another one with another context."""
+    case, changes = MODELS[name]
+    model, other = new(case, **changes), new(case.partition("-")[0], **{**changes, "vocab_size": 50})
+    for settings in (SETTINGS[0], SETTINGS[5]):
+        expected = generate(model, PROMPTS, 40, seed=7, **settings)
+        for draft in (model, other):
+            assert generate(model, PROMPTS, 40, seed=7, draft=draft, **settings) == expected
+        assert list(stream(model, PROMPTS[2], 40, seed=7, draft=other, speculate=3, **settings)) == expected[2]
+
+
+def test_a_draft_model_counts_its_tokens(calls, monkeypatch) -> None:
+    """Greedy drafts of the model itself are all accepted: fewer steps of the model."""
+    model, messages = new("gpt2"), []
+    draft = DraftModel(model)
+    monkeypatch.setattr(logging.getLogger("minhub_py.inference.generate"), "info", lambda *args: messages.append(args))
+    [text] = generate(model, [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=draft, speculate=4)
+    assert len(text) == 41
+    assert draft.accepted == draft.proposed == 32  # 1 token after the prompt, 8 steps of 1 + 4 tokens
+    assert calls.count(5) == 8
+    assert messages == [("%d of %d draft tokens accepted", 32, 32)]
+    poor = DraftModel(new("gpt2", n_layer=1))
+    assert generate(model, [[1, 2, 3]], 41, temperature=0, eos_id=None, draft=poor) == [text]
+    assert 0 <= poor.accepted < poor.proposed
+
+
+def test_recurrent_draft_models_are_rejected() -> None:
+    with pytest.raises(ValueError, match="the draft model must be an unmodified decoder with attention in all layers"):
+        generate(new("gpt2"), [[1]], 3, draft=new("lstm"))

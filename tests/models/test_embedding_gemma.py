@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoModel
 
 import minhub_py
 from minhub_py import embed
+from minhub_py.config import read
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
 from minhub_py.models.base import Encoder
+from minhub_py.registry import ENTRIES
 
 SETTINGS: dict[str, Any] = {
     "model_type": "gemma3_text", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -164,17 +166,17 @@ def test_calls_that_predict_tokens_reject_encoders(model: Any) -> None:
                 call()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mistral", "gemma3", "gptneox", "opt"])
-def test_other_bidirectional_decoders_are_rejected_by_name(name: str, tmp_path: Path) -> None:
-    """transformers computes bidirectional attention for is_causal: false."""
-    from minhub_py.config import read
-    from minhub_py.registry import ENTRIES
-
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in ("lstm", "sinusoidal")])
+def test_causal_and_bidirectional_attention_are_supported_or_rejected_by_name(name: str) -> None:
+    """transformers computes bidirectional attention of a decoder for is_causal: false. Encoders have no causal one."""
     entry = ENTRIES[name]
-    Config, model_type = entry.architecture.Config, entry.model_types[0]
-    read(Config, {"model_type": model_type, "is_causal": True})
-    with pytest.raises(ValueError, match="sets is_causal to False; this implementation has True only"):
-        read(Config, {"model_type": model_type, "is_causal": False})
-    if name != "gemma3":
-        with pytest.raises(ValueError, match="sets use_bidirectional_attention to True"):
-            read(Config, {"model_type": model_type, "use_bidirectional_attention": True})
+    Config, is_encoder = entry.architecture.Config, entry.architecture.is_encoder
+    for model_type in entry.model_types:
+        known = {"model_type": model_type, "is_causal": not is_encoder}
+        rest = {"is_encoder_decoder": True} if name == "t5" else {}
+        assert read(Config, {**known, **rest}) == read(Config, {"model_type": model_type, **rest})
+        with pytest.raises(ValueError, match=f"sets is_causal to {is_encoder}"):
+            read(Config, {**known, **rest, "is_causal": is_encoder})
+        if model_type != "gemma3_text":
+            with pytest.raises(ValueError, match="use_bidirectional_attention"):
+                read(Config, {"model_type": model_type, **rest, "use_bidirectional_attention": True})

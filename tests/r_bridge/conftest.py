@@ -1,5 +1,6 @@
 """Fixtures of the tests of the R bridge."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def start_r(library: Path, tmp_path: Path) -> Iterator[StartR]:
     ) -> RProcess:  # fmt: skip
         # A temporary folder of its own shows what is left behind there.
         (tmp_path / "tmp").mkdir(exist_ok=True)
-        more = {"TMPDIR": str(tmp_path / "tmp"), **more}
+        # A worker that is a process of R's own, whose lifetime tests observe.
+        more = {"TMPDIR": str(tmp_path / "tmp"), "MINHUBPY_PYTHON": sys.executable, **more}
         started.append(RProcess(tmp_path, code, environment(library, **more), before, arguments, **(popen or {})))
         return started[-1]
 

@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import fast_python
 import pytest
 from paths import PROGRAMS, R_PACKAGE
 
@@ -29,7 +29,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by Python."""
-    settings = {"MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
+    settings = {"MINHUBPY_PYTHON": fast_python.python(), "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
                 "PYTHONPATH": str(PROGRAMS / "without_matplotlib")}  # fmt: skip
     environment = os.environ | settings
     return subprocess.run(

@@ -3,12 +3,14 @@
 They are in r_bridge/minhubpy/tests/testthat, and compare with numbers that r_package.py has Python compute.
 """
 
+import functools
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import fast_python
 import pytest
 from paths import PROGRAMS, R_PACKAGE
 from r_package import RSCRIPT, environment
@@ -16,24 +18,27 @@ from r_package import RSCRIPT, environment
 R_TESTS = R_PACKAGE / "tests" / "testthat"
 WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"
 
-# Both ways in: R with a worker, and R inside Python.
+# R with a worker, and R inside Python. The latter differs in how it transfers calls, values, errors and interrupts.
 WAYS = {"worker": [str(RSCRIPT), "--no-init-file"], "hosted": [sys.executable, "-m", "minhub_py.cli.main", "r"]}
+ALL = sorted(path.name for path in R_TESTS.glob("test-*.R"))
+HOSTED = [f"test-{name}.R" for name in ("arguments", "chat", "console", "data", "generate", "input", "model", "parity",
+                                        "tokenizer", "weights", "words", "worker")]  # fmt: skip
+FILES = {"worker": ALL, "hosted": HOSTED}
 
 
 def run_r_tests(
-    way: str, library: Path, reference_folder: Path, only: str = "", **more: str
+    way: str, library: Path, reference_folder: Path, files: list[str], timeout: int, **more: str
 ) -> dict[str, list[tuple[str, str, str]]]:
-    """(kind, test, message) of each expectation, by file; `only` is a regular expression of files' names."""
-    files = sorted(path.name for path in R_TESTS.glob("test-*.R") if re.search(only, path.name))
+    """(kind, test, message) of each expectation, by file."""
     # Python's picture of a run's losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
     if way == "worker":  # the other way round, with a Python that only the last resort of many names
-        files.reverse()
-        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": sys.executable}
+        files = files[::-1]
+        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python()}
     done = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
-        capture_output=True, check=False, timeout=1700 if only else 580,
+        capture_output=True, check=False, timeout=timeout,
     )  # fmt: skip
     said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     assert done.returncode == 0, said[-5000:]
@@ -45,18 +50,16 @@ def run_r_tests(
     return results
 
 
-@pytest.fixture(scope="session", params=WAYS)
-def r_results(
-    request: pytest.FixtureRequest, library: Path, reference_folder: Path
-) -> tuple[str, dict[str, list[tuple[str, str, str]]]]:
-    return request.param, run_r_tests(request.param, library, reference_folder)
+@pytest.fixture(scope="module")
+def results_of(library: Path, reference_folder: Path) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
+    """The results of one run of all files of a way."""
+    return functools.cache(lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=580))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", sorted(path.name for path in R_TESTS.glob("test-*.R")))
-def test_r_tests_pass(r_results: tuple[str, dict[str, list[tuple[str, str, str]]]], file: str) -> None:
-    way, result = r_results
-    results = result[file]
+@pytest.mark.parametrize(("way", "file"), [(way, file) for way in WAYS for file in FILES[way]])
+def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str, str]]]], way: str, file: str) -> None:
+    results = results_of(way)[file]
     bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     skipped = {message for kind, _, message in results if kind == "skip"}
@@ -91,7 +94,8 @@ def with_r_torch(library: Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
 def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
-    results = run_r_tests(way, library, tmp_path, only="torch|weights", R_LIBS=with_r_torch)
+    files = ["test-torch.R", "test-weights.R"]
+    results = run_r_tests(way, library, tmp_path, files, timeout=1700, R_LIBS=with_r_torch)
     result = [(kind, f"{file}: {test}: {message}") for file, rows in results.items() for kind, test, message in rows]
     bad = [what for kind, what in result if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)

@@ -47,6 +47,15 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox-tied": {**NEOX, "rotary_pct": 0.5, "tie_word_embeddings": True, "layer_norm_eps": 0.1},
 }  # fmt: skip
 
+# Experts are as wide as llama.cpp's blocks of 32; all are selected, or another choice would exceed rounding.
+EXPERTS = {**LLAMA_SIZES, "num_local_experts": 3, "num_experts_per_tok": 3}
+CASES |= {
+    "mixtral": {**EXPERTS, "model_type": "mixtral"},
+    "qwen3_moe": {**EXPERTS, "model_type": "qwen3_moe", "head_dim": 24, "moe_intermediate_size": 32,
+                  "norm_topk_prob": True},
+    "olmoe": {**EXPERTS, "model_type": "olmoe", "num_experts_per_tok": 2},
+}  # fmt: skip
+
 IDS = torch.arange(40).unsqueeze(0) * 7 % 64
 
 

@@ -10,7 +10,13 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3", "phi": "phi2"}  # of the others it is the model_type
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gpt_neox": "gptneox",
+    "gemma3_text": "gemma3",
+    "phi": "phi2",
+}  # of the others it is the model_type
 
 
 def write(
@@ -36,7 +42,7 @@ def write(
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         del tensors["embed_out.weight" if "embed_out.weight" in tensors else "lm_head.weight"]
-    for name, tensor in tensors.items():
+    for name, tensor in with_experts_apart(tensors).items():
         known = names.get_name(name.replace("lm_head", "embed_out") if architecture == "gptneox" else name,
                                try_suffixes=(".weight", ".bias"))  # fmt: skip
         assert known, name
@@ -51,8 +57,20 @@ def write(
     return path
 
 
+def with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the stacked matrices of experts apart, under the names that the gguf package knows."""
+    result = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, matrices in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                result[name.replace("gate_up_proj", f"{part}_proj.weight")] = matrices
+        else:
+            result[f"{name}.weight" if name.endswith("experts.down_proj") else name] = tensor
+    return result
+
+
 def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
-    type_ = Type[kind] if tensor.dim() == 2 else Type.F32
+    type_ = Type[kind] if tensor.dim() >= 2 and "gate_inp" not in name else Type.F32
     writer.add_tensor(name, gguf.quants.quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_)
 
 
@@ -88,10 +106,15 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_eps)
         return
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "num_experts_per_tok", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_vocab_size(config.vocab_size)
-    if kind == "llama":
+    if kind in ("llama", "mixtral"):
         writer.add_rope_dimension_count(size)
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
@@ -102,7 +125,7 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def reordered(config: Any, name: str, tensor: Tensor) -> Tensor:
     """A tensor in the order of its rows that llama.cpp wants."""
-    if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+    if config.model_type in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return (
             tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])

@@ -3,14 +3,16 @@
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fast_python
 import numpy as np
 import pangoling
 import pytest
 import torch
+from filelock import FileLock
 from paths import R_PACKAGE
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -35,9 +37,8 @@ RSCRIPT = shutil.which("Rscript")
 # What Python says, for R to compare with
 
 
-def write_reference(folder: Path) -> Path:
-    """The numbers that test-parity.R reads by the environment variable MINHUBPY_REFERENCE. Returns the folder."""
-    folder.mkdir(exist_ok=True)
+def write_reference(folder: Path) -> None:
+    """Write the numbers that test-parity.R reads by the environment variable MINHUBPY_REFERENCE."""
     small: dict[str, Any] = {"vocab_size": 50, "initializer_range": 0.4}
     torch.manual_seed(5)
     models = {
@@ -55,7 +56,6 @@ def write_reference(folder: Path) -> Path:
     (folder / "reference.rds").write_bytes(convert.dumps(cases))
     byte_tokenizer().save(str(folder / "bytes.json"))
     (folder / "encoders.rds").write_bytes(convert.dumps(encoder_reference(folder)))
-    return folder
 
 
 # Text encoders: transformers' numbers, by the definitions of pangoling, Salazar et al. and Kauf & Ivanova.
@@ -253,27 +253,47 @@ def rows(ids: list[list[int]]) -> list[Any]:
 # R
 
 
+def shared(tmp_path_factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]) -> Path:
+    """A folder that one process of pytest-xdist writes, and all of them read."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / name
+    with FileLock(root / f"{name}.lock"):
+        if not (root / f"{name}.done").exists():
+            folder.mkdir()
+            write(folder)
+            (root / f"{name}.done").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reference(tmp_path_factory.mktemp("reference"))
+    return shared(tmp_path_factory, "reference", write_reference)
+
+
+def install(folder: Path) -> None:
+    """Install the package as it is now."""
+    assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
+    command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that holds the package as it is now."""
-    assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
-    folder = tmp_path_factory.mktemp("library")
-    command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+    """A library with the package."""
+    return shared(tmp_path_factory, "library", install)
 
 
 def environment(library: Path, **more: str | None) -> dict[str, str]:
-    """What R starts with: this Python, one thread, and no caches or folders of the user's."""
+    """What R starts with: this Python, one thread, and no caches or folders of the user's.
+
+    The worker is a fork (fast_python.py) unless MINHUBPY_PYTHON is sys.executable.
+    """
     variables: dict[str, str | None] = {
         "R_LIBS": str(library),
-        "MINHUBPY_PYTHON": sys.executable,
+        "MINHUBPY_PYTHON": fast_python.python(),
         "OMP_NUM_THREADS": "1",
         "R_PROFILE_USER": "",
         "R_ENVIRON_USER": "",

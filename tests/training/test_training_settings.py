@@ -55,7 +55,7 @@ def test_the_shortest_valid_texts_are_trained_on(tmp_path: Path, text: Path) -> 
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"layer": 2, "widht": 3}, "^unknown settings layer, widht; did you mean layers, width\\?$"),
     ({"layer": 3}, "^unknown setting layer; did you mean layers\\?$"),
-    ({"epochs": 3}, "^unknown setting epochs; the settings are family, start,"),
+    ({"rounds": 3}, "^unknown setting rounds; the settings are family, start,"),
     ({"family": "albert"}, "family must be one of gpt2, gptneo, "),
     ({"steps": 0}, "steps must be at least 1, not 0"),
     ({"steps": 2.5}, "steps must be an integer, not 2.5"),

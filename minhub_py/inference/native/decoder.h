@@ -37,13 +37,15 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
-       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES };
+       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
 #define BF16_PADDING 64  /* bfloat16 inputs between tokens: 4 KB apart, all tokens would share a few sets of the L1 cache */
+#define TEXT_TOKENS 256  /* the same with weights `by_columns`, whose chunks have at most 128 outputs */
 #define MAX_OUTPUTS 256  /* per chunk; the space for its sums is a unit of 64 outputs larger, times the tokens */
-#define MAX_CHOICES 1024 /* selected experts of all tokens of a call */
+#define MAX_CHOICES 2048 /* selected experts of all tokens of a call */
+#define MAX_EXPERTS 1024 /* of a layer */
 #define QUERIES 6        /* tokens that attend together */
 #define TEXT_QUERIES 96  /* the same without a KV cache; a multiple of every TILE */
 #define MAX_BF16_HEAD 256 /* largest head size of bfloat16 attention */
@@ -58,6 +60,7 @@ typedef struct {
     int64_t stride;       /* bytes between stored rows */
     int32_t dtype, transposed;
     int32_t int8_inputs;  /* INT8, NF4: quantize activations to 8 bits instead of 16 */
+    int32_t by_columns;   /* FLOAT32, not transposed: for many tokens; every number of them has the same sums */
 } matrix;
 
 typedef struct {
@@ -65,15 +68,17 @@ typedef struct {
     int32_t layer;        /* of the cache; ROTATE: of the rotation table; unused with BIDIRECTIONAL */
     int32_t flags;
     matrix weight, second; /* EMBED: tokens, positions; POSITIONS, TYPES: rows to add; LSTM: weight_ih, weight_hh; ROTATE: norms of
-                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output; EXPERTS, COMBINE: the first
-                              expert's weight, which the others follow, and the biases (experts, outputs); DELTA_RULE: the
-                              convolution (taps, channels), the norm of each head's output; ENCODER_CACHE: projections to
+                              query and key heads, followed by D zeros with LAYER_NORM; ADD: the layer, the norm of its output;
+                              ROUTE: the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
+                              its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the convolution (taps,
+                              channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE:
+                              projections to
                               keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
     matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
                              rank), whose product is added to the layer before the bias; NULL: none */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
-                             for keys; ATTEND: one sink per head, or NULL; DELTA_RULE: decay factors of the heads, then
+                             for keys; ATTEND: one sink per head, or NULL; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
@@ -86,9 +91,16 @@ typedef struct {
             float scale, cap;               /* of the scores; cap 0: none */
             int64_t window;                 /* attended positions, including the own one; 0: all */
         } attend;
-        struct { int32_t width; } gate;     /* of the output */
-        struct { int32_t top; } route;      /* experts per token */
-        struct { float alpha, limit; } experts;
+        struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
+        struct {                            /* ROUTE; top: experts per token */
+            int32_t top, normalize, sigmoid;
+            float factor;
+        } route;
+        struct {                            /* EXPERTS, COMBINE */
+            const void *const *data, *const *scales; /* of each expert's weight; of two matrices, the gates first */
+            int32_t experts, matrices;      /* matrices: 2, if gate and up are apart; otherwise 1 */
+            float alpha, limit;             /* of the gate of one matrix with gate and up in alternate columns */
+        } experts;
         struct { int32_t heads, key_heads, key_size; float epsilon; } delta_rule;
         struct { float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
     };
@@ -100,6 +112,7 @@ enum {
     FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
+    ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
@@ -109,7 +122,7 @@ typedef struct {
     const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
                                      its text (encoder), whose tokens follow each other */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
-    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE: convolution window, float32 */
+    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs, float32 */
     void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
     const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size */
     int32_t cache_dtype, threads;
@@ -118,7 +131,7 @@ typedef struct {
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved; /* buffers (tokens, width) */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
-    float *codes;         /* buffer of MAX_TOKENS floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
+    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;
@@ -144,6 +157,7 @@ typedef struct { /* the cached keys and values of one sequence and KV head */
     int32_t dtype;
     float scale, cap; /* of the scores; cap 0: none */
     int64_t reach;    /* largest distance in a query's bias */
+    float slope;      /* added to the scores, times the key's position minus the query's; 0: none */
 } kv_head;
 
 typedef struct { /* one token's query of one head */

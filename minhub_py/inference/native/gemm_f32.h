@@ -5,6 +5,10 @@
  * sums add the inputs in the order of `dot_rows` and `dot_columns`. A panel may have only part of the inputs; then sums
  * wait in memory, which changes no bit. */
 
+#if LANES > 4
+#include "transpose.h"
+#endif
+
 #define SHALLOW 128 /* inputs of a panel of weights stored (in, out): wide panels, so memory is read in long stretches */
 
 /* Whether panels are faster; measured (docs/benchmarks/experiments.md). */
@@ -129,6 +133,82 @@ static void tiles_of_columns(const float *panel, int64_t width, const float *in,
         }
 }
 
+/* Packs LANES rows of D numbers, multiplied by `scale`, as columns of a panel of `width` vectors; rows after `count` are
+ * zeros. */
+INLINE void pack_transposed(const float *rows, int64_t stride, int64_t count, int64_t D, float scale, float *panel,
+                            int64_t width) {
+    int64_t d = 0;
+#if LANES > 4
+    for (; d + LANES <= D; d += LANES) {
+        ints m[LANES];
+        UNROLL for (int i = 0; i < LANES; i++)
+            m[i] = i < count ? (ints)(*(const vec_at *)(rows + i * stride + d) * scale) : (ints){0};
+        transpose(m);
+        UNROLL for (int i = 0; i < LANES; i++) *(vec_at *)(panel + (d + i) * width * LANES) = (vec)m[i];
+    }
+#endif
+    for (; d < D; d++)
+        for (int i = 0; i < LANES; i++) panel[d * width * LANES + i] = i < count ? rows[i * stride + d] * scale : 0;
+}
+
+/* Vectors of the panel that starts at number n of `count` numbers: the last panel may be narrower. */
+INLINE int64_t panel_width(int64_t n, int64_t count) {
+    const int64_t vectors = (count - n + LANES - 1) / LANES;
+    return vectors < 4 ? vectors : 4;
+}
+
+/* T rows of inputs (T, count) times all panels: outputs (T, columns), with columns rounded up to LANES. */
+INLINE void tile_panels(const float *panels, int64_t columns, const float *in, int64_t in_stride, int64_t count, int begins,
+                        float *out, int64_t out_stride, int T) {
+    for (int64_t n = 0; n < columns; n += 4 * LANES) {
+        const float *panel = panels + n * count;
+        float *to = out + n;
+        switch (panel_width(n, columns)) {
+        case 1: tile_columns(panel, in, in_stride, count, begins, to, out_stride, NULL, 0, 1, T); break;
+        case 2: tile_columns(panel, in, in_stride, count, begins, to, out_stride, NULL, 0, 2, T); break;
+        case 3: tile_columns(panel, in, in_stride, count, begins, to, out_stride, NULL, 0, 3, T); break;
+        default: tile_columns(panel, in, in_stride, count, begins, to, out_stride, NULL, 0, 4, T);
+        }
+    }
+}
+
+/* The same for up to TILE rows, each number its own code. begins: the outputs do not contain sums to continue. */
+static void multiply_panels(const float *panels, int64_t columns, const float *in, int64_t in_stride, int64_t count,
+                            int begins, float *out, int64_t out_stride, int64_t rows) {
+#define DO(T) tile_panels(panels, columns, in, in_stride, count, begins, out, out_stride, T)
+    FOR_TILE(rows, DO)
+#undef DO
+}
+
+/* All outputs of weights stored (out, in), with the sums of weights stored (in, out): each lane is another output, so that
+ * no lanes are added at the end. The panels are transposed. */
+static void gemm_by_columns(const product *p) {
+    enum { DEPTH = 512, WIDTH = PANEL / DEPTH }; /* of the panels: WIDTH outputs */
+    const matrix *w = p->weight;
+    const int64_t stride = w->stride / 4, outputs = p->end - p->begin;
+    float *panel = p->workspace, *sums = panel + PANEL;
+    for (int64_t n = 0; n < outputs; n += WIDTH) {
+        const int64_t width = min64(outputs - n, WIDTH), padded = (width + LANES - 1) / LANES * LANES;
+        const int complete = width == padded; /* otherwise the last vector would exceed the outputs */
+        float *out = complete ? p->outputs + n : sums;
+        const int64_t out_stride = complete ? p->output_stride : padded;
+        for (int64_t k = 0; k < w->columns; k += DEPTH) {
+            const int64_t depth = min64(w->columns - k, DEPTH);
+            const float *rows = (const float *)w->data + (p->begin + n) * stride + k;
+            for (int64_t r = 0; r < width; r += LANES) {
+                const int64_t start = r / (4 * LANES) * 4 * LANES;
+                pack_transposed(rows + r * stride, stride, width - r, depth, 1, panel + start * depth + (r - start),
+                                panel_width(start, width));
+            }
+            for (int64_t t = 0; t < p->tokens; t += TILE)
+                multiply_panels(panel, width, p->inputs + t * p->input_stride + k, p->input_stride, depth, k == 0,
+                                out + t * out_stride, out_stride, min64(p->tokens - t, TILE));
+        }
+        for (int64_t t = 0; t < p->tokens && !complete; t++)
+            memcpy(p->outputs + t * p->output_stride + n, sums + t * padded, width * sizeof(float));
+    }
+}
+
 /* As many outputs as make complete tiles. Returns their number. */
 INLINE int64_t gemm_f32(const product *p, int dtype) {
     const matrix *w = p->weight;
@@ -164,6 +244,10 @@ INLINE int64_t gemm_f32(const product *p, int dtype) {
 /* A product with float inputs and weights in any format except INT8 and NF4. */
 static void linear(const product *p) {
     int64_t done = 0;
+    if (p->weight->by_columns) {
+        gemm_by_columns(p);
+        return;
+    }
     if (uses_panels(p->weight, p->tokens))
         switch (p->weight->dtype) { /* separate code for each */
         case FLOAT32: done = gemm_f32(p, FLOAT32); break;

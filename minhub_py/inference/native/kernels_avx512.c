@@ -16,7 +16,6 @@
 #include "rows.h"
 #include "gemv.h"
 #include "gemm_f32.h"
-#include "transpose.h"
 #include "pointwise.h"
 #include "attention.h"
 #include "attention_text.h"

@@ -23,12 +23,12 @@ ACTIVATIONS = {
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
          "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
-         "hidden_states": 21}  # fmt: skip
+         "hidden_states": 21, "short_convolution": 22}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM = 4, 8
+NORM_LAST, LAYER_NORM, ALIBI = 4, 8, 2
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
-MAX_CHOICES = 1024  # selected experts of all tokens of a call
+MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
 QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; weights that are unpacked together, in floats
 
@@ -52,7 +52,7 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
         ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
-        ("int8_inputs", ctypes.c_int32),
+        ("int8_inputs", ctypes.c_int32), ("by_columns", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -70,9 +70,11 @@ RotateParameters = parameters(
 AttendParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
 )  # fmt: skip
-GateParameters = parameters(width=int32)
-RouteParameters = parameters(top=int32)
-ExpertsParameters = parameters(alpha=float32, limit=float32)
+GateParameters = parameters(width=int32, sigmoid=int32)
+RouteParameters = parameters(top=int32, normalize=int32, sigmoid=int32, factor=float32)
+ExpertsParameters = parameters(
+    data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32
+)  # fmt: skip
 DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
 LogitsParameters = parameters(scale=float32, cap=float32)
 
@@ -106,7 +108,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 19 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 22 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

@@ -33,7 +33,7 @@ static int64_t first_output(const task *t, int64_t chunk) {
 }
 
 static int16_t *codes(const call *c) {
-    return (int16_t *)(c->codes + MAX_TOKENS); /* after the scales of the tokens */
+    return (int16_t *)(c->codes + MAX_CHOICES); /* after the scales of the tokens */
 }
 
 /* Converts the inputs of 16 tokens to codes. */
@@ -120,10 +120,11 @@ static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
 /* A linear layer. Each thread has the same number of chunks, which are small, so that no thread waits long for the last. */
 static void linear(const operation *op, const call *c, float *in, float *out, int64_t tokens, int alone) {
     const matrix *w = &op->weight;
-    for (; tokens > MAX_TOKENS; tokens -= MAX_TOKENS) { /* of an encoder's prompt, which is not divided into chunks */
-        linear(op, c, in, out, MAX_TOKENS, alone);
-        in += MAX_TOKENS * c->width;
-        out += MAX_TOKENS * c->width;
+    const int64_t block = w->by_columns ? TEXT_TOKENS : MAX_TOKENS;
+    for (; tokens > block; tokens -= block) { /* of an encoder's prompt, which is not divided into chunks */
+        linear(op, c, in, out, block, alone);
+        in += block * c->width;
+        out += block * c->width;
     }
     if (op->low_a.data) {
         const operation part = {.kind = LINEAR, .weight = op->low_a};
@@ -131,9 +132,9 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     }
     linear_kernel *kernel = select_kernel(w, tokens);
     const int complete_panels = tokens >= (w->dtype == NF4 ? 8 : 12) || kernel == kernels.linear_bytes;
-    const int64_t unit = w->transposed ? 64 : complete_panels ? 32 : 8;
+    const int64_t unit = w->transposed || w->by_columns ? 64 : complete_panels ? 32 : 8;
     int64_t most = max64((1 << 17) / w->stride, unit); /* outputs of a chunk */
-    most = w->transposed ? MAX_OUTPUTS : min64(most, MAX_OUTPUTS);
+    most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
     const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
@@ -165,7 +166,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
     const int64_t H = op->attend.heads, G = op->attend.kv_heads, D = op->attend.head_size, R = op->attend.reach, blocks = (c->tokens + QUERIES - 1) / QUERIES;
     const int64_t head = chunk / blocks, first = chunk % blocks * QUERIES; /* a head's keys stay in the L1 cache */
     const int64_t size = c->sizes[op->layer], end = first + QUERIES < c->tokens ? first + QUERIES : c->tokens;
-    const float *table = op->second.data;
+    const int alibi = op->flags & ALIBI && op->kind == ATTEND;
+    const float *table = alibi ? NULL : op->second.data;
     query queries[QUERIES];
     int64_t count = 0;
     for (int64_t m = first; m < end; m++) {
@@ -181,7 +183,8 @@ static void attend_chunk(void *context, int64_t chunk, int thread) {
         const int64_t at = (c->rows[m] * G + head / (H / G)) * size * D * dtype_size[c->cache_dtype];
         const kv_head kv = {
             .keys = (const uint8_t *)c->keys[op->layer] + at, .values = (const uint8_t *)c->values[op->layer] + at,
-            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R};
+            .size = size, .D = D, .dtype = c->cache_dtype, .scale = op->attend.scale, .cap = op->attend.cap, .reach = R,
+            .slope = alibi ? ((const float *)op->second.data)[head] : 0};
         const int bf16 = kernels.attend_bf16 && c->cache_dtype == BFLOAT16 && D <= MAX_BF16_HEAD;
         (bf16 ? kernels.attend_bf16 : kernels.attend)(&kv, queries, count);
         for (int64_t i = 0; i < count && op->attend.gate; i++)
@@ -274,7 +277,13 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             break;
         case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in); break;
         case ROTATE: rotate(op, c, t->in, m); break;
-        case GATE: kernels.gate(in, in + op->gate.width, in, op->gate.width, op->activation); break;
+        case GATE: {
+            const int64_t width = op->gate.width;
+            const float factor = op->gate.sigmoid ? 1 / (1 + expf(-in[2 * width])) : 1;
+            kernels.gate(in, in + width, in, width, op->activation);
+            for (int64_t i = 0; op->gate.sigmoid && i < width; i++) in[i] *= factor;
+            break;
+        }
         default: { /* ATTEND */
             const int64_t D = op->attend.head_size, queries = op->attend.heads * (D + op->attend.gate);
             cache_heads(op, c, c->keys[op->layer], t->in + queries, m);
@@ -360,42 +369,62 @@ typedef struct {
     float weight[MAX_CHOICES];   /* of each token's i-th choice: its weight in the sum */
 } choices;
 
-/* The `top` largest of each token's scores, the first of equal ones, and their softmax. */
-static void select_experts(const float *scores, int64_t stride, int64_t tokens, int64_t experts, int64_t top,
-                           choices *result) {
-    int32_t selected[MAX_CHOICES], choices_so_far = 0;
+/* The weights of a token's selected experts, in place of their scores. row: the scores of all experts. */
+static void weigh(const operation *op, const float *row, const int32_t *selected, float *weight) {
+    const int64_t top = op->route.top;
+    float total = 0, largest = row[selected[0]];
+    for (int64_t i = 0; i < top; i++) weight[i] = row[selected[i]];
+    if (op->route.sigmoid) {
+        for (int64_t i = 0; i < top; i++) total += weight[i];
+        total = op->route.normalize ? total + 1e-6f : 1;
+    } else {
+        for (int64_t i = 1; i < top; i++) largest = weight[i] > largest ? weight[i] : largest;
+        for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - largest);
+        if (!op->route.normalize) { /* all experts */
+            total = 0;
+            for (int64_t e = 0; e < op->weight.rows; e++) total += expf(row[e] - largest);
+        }
+    }
+    for (int64_t i = 0; i < top; i++) weight[i] = weight[i] / total * op->route.factor;
+}
+
+/* Selects the `top` experts with the largest scores for each token, the first of equal ones, and sorts by expert. */
+static void select_experts(const operation *op, float *scores, int64_t stride, int64_t tokens, choices *result) {
+    const int64_t experts = op->weight.rows, top = op->route.top;
+    const float *preference = op->second.data;
+    int32_t selected[MAX_CHOICES], next[MAX_EXPERTS + 1] = {0};
     result->top = top;
     result->count = tokens * top;
     for (int64_t m = 0; m < tokens; m++) {
-        const float *row = scores + m * stride;
-        float *weight = result->weight + m * top, total = 0;
+        float *row = scores + m * stride;
+        uint8_t taken[MAX_EXPERTS] = {0}; /* also for NaN scores: the buffers have space for distinct experts only */
+        for (int64_t e = 0; op->route.sigmoid && e < experts; e++) row[e] = 1 / (1 + expf(-row[e]));
         for (int64_t i = 0; i < top; i++) {
             int64_t best = -1;
+            float most = 0;
             for (int64_t e = 0; e < experts; e++) {
-                int selected_before = 0; /* also for NaN scores: the buffers have space for distinct experts only */
-                for (int64_t j = 0; j < i; j++) selected_before |= selected[m * top + j] == e;
-                if (!selected_before && (best < 0 || row[e] > row[best] || isnan(row[e]))) best = e;
+                const float score = preference ? row[e] + preference[e] : row[e];
+                if (!taken[e] && (best < 0 || score > most || isnan(score))) best = e, most = score;
             }
+            taken[best] = 1;
             selected[m * top + i] = best;
-            weight[i] = row[best];
+            next[best + 1]++;
         }
-        /* The first score is the largest. */
-        for (int64_t i = top - 1; i >= 0; i--) total += weight[i] = expf(weight[i] - weight[0]);
-        for (int64_t i = 0; i < top; i++) weight[i] /= total;
+        weigh(op, row, selected + m * top, result->weight + m * top);
     }
     result->experts = 0;
     for (int64_t e = 0; e < experts; e++) {
-        const int32_t previous = choices_so_far;
-        for (int64_t i = 0; i < result->count; i++)
-            if (selected[i] == e) {
-                result->token[choices_so_far] = i / top;
-                result->order[i] = choices_so_far++;
-            }
-        if (choices_so_far == previous) continue;
-        result->expert[result->experts] = e;
-        result->first[result->experts++] = previous;
+        if (next[e + 1]) {
+            result->expert[result->experts] = e;
+            result->first[result->experts++] = next[e];
+        }
+        next[e + 1] += next[e];
     }
-    result->first[result->experts] = choices_so_far;
+    result->first[result->experts] = result->count;
+    for (int64_t i = 0; i < result->count; i++) {
+        result->order[i] = next[selected[i]]++;
+        result->token[result->order[i]] = i / top;
+    }
 }
 
 /* Even numbers of each block of 32 first, then odd ones: the order of MXFP4 weights (blocks.h). */
@@ -411,34 +440,58 @@ typedef struct { /* shared by the chunks of EXPERTS and COMBINE */
     const float *in;
     float *out;
     int64_t parts, unzips; /* chunks of each expert; whether results are reordered for MXFP4 */
+    int64_t padded;        /* codes of a choice, including padding; 0: the inputs are floats */
+    linear_kernel *kernel;
 } expert_task;
+
+/* Converts the inputs of 16 choices to codes. */
+static void convert_choices(void *context, int64_t chunk, int thread) {
+    const expert_task *t = context;
+    const matrix *w = &t->op->weight;
+    for (int64_t i = 16 * chunk; i < min64(16 * chunk + 16, t->choices->count); i++) {
+        const float *in = t->in + i * w->columns;
+        int16_t *to = codes(t->c) + i * t->padded;
+        if (w->int8_inputs) kernels.quantize_groups(in, w->columns, t->padded, 0, to, t->c->codes + i);
+        else kernels.quantize_inputs(in, w->columns, t->padded, w->dtype, to, t->c->codes + i);
+    }
+}
 
 /* A part of the outputs of one expert, for all of its choices. */
 static void experts_chunk(void *context, int64_t chunk, int thread) {
     const expert_task *t = context;
+    const operation *op = t->op;
     const int64_t which = chunk / t->parts, part = chunk % t->parts, expert = t->choices->expert[which];
     const int64_t first = t->choices->first[which], tokens = t->choices->first[which + 1] - first;
-    matrix w = t->op->weight;
+    matrix w = op->weight;
     const int64_t begin = w.rows * part / t->parts / 64 * 64; /* even, and complete blocks of the result */
     const int64_t end = part + 1 == t->parts ? w.rows : w.rows * (part + 1) / t->parts / 64 * 64, n = end - begin;
     if (!n) return;
-    w.data = (const char *)w.data + expert * w.stride * (w.transposed ? w.columns : w.rows);
-    if (w.dtype == MXFP4) w.scales = (const uint8_t *)w.scales + expert * w.rows * (w.columns / 32);
-    float bias[MAX_OUTPUTS + 64], gated[(MAX_OUTPUTS + 64) / 2], *sums = scratch(t->c, thread);
-    fetch(t->op->second.data, expert * w.rows + begin, bias, n, t->op->second.dtype);
-    const product p = {.weight = &w, .begin = begin, .end = end, .inputs = t->in + first * w.columns,
-                       .input_stride = w.columns, .outputs = sums, .output_stride = n, .tokens = tokens,
-                       .workspace = workspace(t->c, thread)};
-    kernels.linear(&p);
+    float *sums = scratch(t->c, thread); /* (matrices, tokens, n) */
+    for (int64_t i = 0; i < op->experts.matrices; i++) {
+        w.data = op->experts.data[i * op->experts.experts + expert];
+        w.scales = op->experts.scales ? op->experts.scales[i * op->experts.experts + expert] : NULL;
+        const product p = {
+            .weight = &w, .begin = begin, .end = end, .inputs = t->in + first * w.columns,
+            .codes = codes(t->c) + first * t->padded, .input_stride = t->padded ? t->padded : w.columns,
+            .input_scales = t->c->codes + first, .outputs = sums + i * tokens * n, .output_stride = n, .tokens = tokens,
+            .workspace = workspace(t->c, thread)};
+        t->kernel(&p);
+    }
+    float bias[MAX_OUTPUTS + 64] = {0}, gated[(MAX_OUTPUTS + 64) / 2];
+    if (op->second.data) fetch(op->second.data, expert * w.rows + begin, bias, n, op->second.dtype);
     for (int64_t m = 0; m < tokens; m++) {
         float *row = sums + m * n;
-        if (t->op->kind == COMBINE) {
-            kernels.add_bias_activate(row, bias, n, NONE);
+        if (op->kind == COMBINE) {
+            kernels.add_bias_activate(row, op->second.data ? bias : NULL, n, NONE);
             memcpy(t->out + (first + m) * w.rows + begin, row, n * sizeof(float));
             continue;
         }
+        if (op->experts.matrices == 2) {
+            kernels.gate(row, row + tokens * n, t->out + (first + m) * w.rows + begin, n, op->activation);
+            continue;
+        }
         float *to = t->out + ((first + m) * w.rows + begin) / 2;
-        kernels.gate_interleaved(row, bias, n / 2, t->op->experts.alpha, t->op->experts.limit, t->unzips ? gated : to);
+        kernels.gate_interleaved(row, bias, n / 2, op->experts.alpha, op->experts.limit, t->unzips ? gated : to);
         if (t->unzips) unzip(gated, to, n / 2);
     }
 }
@@ -446,10 +499,27 @@ static void experts_chunk(void *context, int64_t chunk, int thread) {
 /* in, out: (choices, columns) and (choices, outputs), contiguous. */
 static void experts(const operation *op, const call *c, const choices *selected, const float *in, float *out, int unzips,
                     int alone) {
+    const matrix *w = &op->weight;
     /* No chunk is larger than the space for its sums. */
-    const int64_t parts = (op->weight.rows + MAX_OUTPUTS - 1) / MAX_OUTPUTS;
+    const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
+    t.kernel = w->dtype == INT8 ? kernels.linear_int8 : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
+    if (t.kernel != kernels.linear) {
+        t.padded = (w->columns + 127) / 128 * 128;
+        parallel((selected->count + 15) / 16, convert_choices, &t, alone);
+    }
     parallel(selected->experts * parts, experts_chunk, &t, alone);
+}
+
+/* Adds the weighted outputs of its experts to x, for 16 tokens. */
+static void combine_chunk(void *context, int64_t chunk, int thread) {
+    const expert_task *t = context;
+    const int64_t rows = t->op->weight.rows, top = t->choices->top;
+    for (int64_t m = 16 * chunk; m < min64(16 * chunk + 16, t->c->tokens); m++)
+        for (int64_t j = m * top; j < (m + 1) * top; j++) {
+            const float *from = t->in + t->choices->order[j] * rows, weight = t->choices->weight[j];
+            for (int64_t i = 0; i < rows; i++) t->out[m * t->c->width + i] += weight * from[i];
+        }
 }
 
 /* One group of a gated delta rule layer: a head of queries and keys and the value heads that share it, with their part of
@@ -482,6 +552,23 @@ static void delta_chunk(void *context, int64_t group, int thread) {
             kernels.rms_norm(out, op->second.data, op->delta_rule.epsilon, V, out);
             kernels.gate(z, out, out, V, SILU);
         }
+    }
+}
+
+/* 256 channels of a gated convolution over time, c * conv(b * x). The tokens of a sequence run one after another. */
+static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
+    const task *t = context;
+    const operation *op = t->op;
+    const call *c = t->c;
+    const int64_t taps = op->weight.rows, channels = op->weight.columns, first = 256 * chunk;
+    const int64_t count = min64(channels - first, 256);
+    for (int64_t m = 0; m < c->tokens; m++) {
+        const float *b = t->in + m * c->width + first, *factor = b + channels, *x = factor + channels;
+        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels + first;
+        float *out = t->out + m * c->width + first;
+        for (int64_t i = 0; i < count; i++) out[i] = b[i] * x[i];
+        kernels.convolve(window, (const float *)op->weight.data + first, taps, channels, out, count, NONE);
+        for (int64_t i = 0; i < count; i++) out[i] = factor[i] * (op->bias ? out[i] + op->bias[first + i] : out[i]);
     }
 }
 
@@ -546,7 +633,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case ROUTE: /* also writes the inputs of each choice, which EXPERTS reads */
             linear(op, c, in, out, c->tokens, alone);
-            select_experts(out, width, c->tokens, op->weight.rows, op->route.top, &selected);
+            select_experts(op, out, width, c->tokens, &selected);
             for (int64_t i = 0; i < selected.count; i++) {
                 const float *from = in + selected.token[i] * width;
                 float *to = out + i * op->weight.columns;
@@ -561,16 +648,18 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case COMBINE:
             experts(op, c, &selected, in, out, 0, alone);
-            for (int64_t m = 0; m < c->tokens; m++)
-                for (int64_t j = 0; j < selected.top; j++) {
-                    const float *from = out + selected.order[m * selected.top + j] * op->weight.rows;
-                    const float weight = selected.weight[m * selected.top + j];
-                    for (int64_t i = 0; i < op->weight.rows; i++) x[m * width + i] += weight * from[i];
-                }
+            parallel((c->tokens + 15) / 16, combine_chunk,
+                     &(expert_task){.op = op, .c = c, .choices = &selected, .in = out, .out = x}, alone);
             break;
         case DELTA_RULE: {
             task t = {.op = op, .c = c, .in = in, .out = out};
             parallel(op->delta_rule.key_heads, delta_chunk, &t, alone);
+            swap = in, in = out, out = swap;
+            break;
+        }
+        case SHORT_CONVOLUTION: {
+            task t = {.op = op, .c = c, .in = in, .out = out};
+            parallel((op->weight.columns + 255) / 256, short_convolution_chunk, &t, alone);
             swap = in, in = out, out = swap;
             break;
         }

@@ -7,8 +7,9 @@ other 16-bit weights, logits equal the logits of a float32 model with the same w
 keys and values to 16 bits.
 """
 
+import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from minhub_py.inference.native.library import (
     ACTIVATIONS,
+    ALIBI,
     BIDIRECTIONAL,
     BLOCKS,
     DTYPES,
@@ -26,6 +28,7 @@ from minhub_py.inference.native.library import (
     KINDS,
     LAYER_NORM,
     MAX_CHOICES,
+    MAX_EXPERTS,
     MAX_TOKENS,
     MORE_LINEAR,
     MXFP4,
@@ -38,16 +41,18 @@ from minhub_py.inference.native.library import (
     Matrix,
     Operation,
     RotateParameters,
+    RouteParameters,
     UnsupportedError,
 )
 from minhub_py.inference.quantize import Quantized
-from minhub_py.models.experts import Packed
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, distance_buckets
+from minhub_py.models.experts import ExpertMatrices, ExpertWeights, Packed
+from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, distance_buckets, sinusoidal_positions
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
     Add,
     AddPositions,
+    AddSinusoids,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -64,6 +69,7 @@ from minhub_py.models.steps import (
     Recurrent,
     Rotate,
     SaveResidual,
+    ShortConvolution,
     Step,
     StoreResidual,
 )
@@ -76,13 +82,16 @@ RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a mul
 class Program:
     """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
 
-    references: tensors whose memory the operations point to.    width: the largest number of values of a token.
-    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by the size
-    of the cache.    text_head_size: largest head of bidirectional attention.
+    by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
+    references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
+    token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by
+    the size of the cache.    text_head_size: largest head of bidirectional attention.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_columns: bool = False) -> None:
+        self.by_columns = by_columns
         self.references: list[Tensor] = []
+        self.arrays: list[Any] = []
         self.angles: dict[Rope, Tensor] = {}
         self.ropes: list[Rope] = []
         self.outputs = self.width = self.layers = self.text_head_size = 0
@@ -113,6 +122,11 @@ class Program:
 
     def add_positions(self, step: AddPositions) -> Operation:
         return Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))
+
+    def add_sinusoids(self, step: AddSinusoids) -> Operation:
+        positions = torch.arange(step.first, step.first + step.count, device=CPU)
+        self.references.append(sinusoidal_positions(positions, list(step.frequencies)))
+        return Operation(kind=KINDS["positions"], weight=self.matrix(self.references[-1]))
 
     def add_types(self, step: AddTypes) -> Operation:
         return Operation(kind=KINDS["types"], weight=self.matrix(step.types))
@@ -206,7 +220,9 @@ class Program:
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
             cap=step.softcap or 0, window=step.window or 0,
         )  # fmt: skip
-        if step.bias is not None:
+        if isinstance(step.bias, ALiBi):
+            operation.second, operation.flags = self.vector(torch.tensor(step.bias.slopes, device=CPU)), ALIBI
+        elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
@@ -251,9 +267,17 @@ class Program:
         )  # fmt: skip
         return operation
 
+    def short_convolution(self, step: ShortConvolution) -> Operation:
+        self.layers += 1
+        taps = self.vector(step.conv.weight.squeeze(1).t())
+        taps.rows, taps.columns = step.conv.weight.size(2), len(step.conv.weight)
+        return Operation(
+            kind=KINDS["short_convolution"], weight=taps, bias=self.floats(step.conv.bias), layer=self.layers - 1
+        )
+
     def gate(self, step: Gate) -> Operation:
         operation = Operation(kind=KINDS["gate"], activation=code_of(step.activation))
-        operation.gate.width = self.outputs // 2
+        operation.gate.width, operation.gate.sigmoid = self.outputs // 2, step.sigmoid
         return operation
 
     def add(self, step: Add) -> Operation:
@@ -265,31 +289,78 @@ class Program:
         return operation
 
     def experts(self, step: Experts) -> list[Operation]:
-        if step.top * MAX_TOKENS > MAX_CHOICES:
-            raise UnsupportedError(f"{step.top} experts per token")
+        routing = step.routing
+        if routing.top * MAX_TOKENS > MAX_CHOICES:
+            raise UnsupportedError(f"{routing.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)
-        router.route.top = step.top
+        if router.weight.rows > MAX_EXPERTS:
+            raise UnsupportedError(f"{router.weight.rows} experts")
+        router.route = RouteParameters(
+            top=routing.top, normalize=routing.normalize, sigmoid=routing.sigmoid, factor=routing.factor
+        )
+        if step.choice_bias is not None:
+            router.second = self.vector(step.choice_bias)
         first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
-        second = self.expert_weights(KINDS["combine"], step.down, step.down_bias)
-        first.experts = ExpertsParameters(alpha=step.alpha, limit=step.limit)
-        # The inputs and outputs of all selected experts use the buffers of the tokens.
+        second = self.expert_weights(KINDS["combine"], [step.down], step.down_bias)
+        first.activation = code_of(step.activation)
+        first.experts.alpha, first.experts.limit = step.alpha, step.limit
+        # The inputs and outputs of all selected experts use the buffers of the tokens; codes are padded.
         columns = max(first.weight.columns, second.weight.columns)
-        self.width = max(self.width, router.weight.rows, step.top * columns)
+        self.width = max(self.width, router.weight.rows, routing.top * -(-columns // 128) * 128)
         return [router, first, second]
 
-    def expert_weights(self, kind: int, weights: Tensor | Packed, biases: Tensor) -> Operation:
-        """Weights (experts, in, out) and biases (experts, out); the C code finds the part of each expert."""
-        experts, columns, rows = weights.shape
+    def expert_weights(self, kind: int, weights: Sequence[ExpertWeights], biases: Tensor | None) -> Operation:
+        """The matrices of experts, one or two of the same shape and format, with pointers to each expert's part."""
+        matrices, tables = zip(*map(self.expert_pointers, weights), strict=True)
+        if any(bytes(matrix) != bytes(matrices[0]) for matrix in matrices):
+            raise UnsupportedError("experts whose gate and up have different formats")
+        experts = len(tables[0][0])
+        data, scales = ([pointer for table in tables for pointer in table[part]] for part in range(2))
+        operation = Operation(kind=kind, weight=matrices[0])
+        operation.experts = ExpertsParameters(
+            data=self.pointers(data), scales=self.pointers(scales) if scales else None, experts=experts,
+            matrices=len(weights),
+        )  # fmt: skip
+        if biases is not None:
+            bias = self.contiguous(biases, *FLOATS)
+            rows = operation.weight.rows
+            operation.second = Matrix(
+                bias.data_ptr(), None, experts, rows, rows * bias.element_size(), DTYPES[bias.dtype], 0
+            )
+        return operation
+
+    def expert_pointers(self, weights: ExpertWeights) -> tuple[Matrix, tuple[list[int], list[int]]]:
+        """The shape and format of the experts' matrices, and pointers to the data and scales of each."""
+        shape = weights.shape[1:]
+        if isinstance(weights, Quantized):
+            rows, columns = shape
+            codes = self.contiguous(weights.codes, torch.int8, torch.uint8)
+            dtype, stride = BLOCKS.get(weights.kind, DTYPES[codes.dtype]), codes.size(2)
+            matrix = Matrix(None, None, rows, columns, stride, dtype, 0)
+            if weights.kind in BLOCKS:
+                return matrix, (pointers_into(codes), [])
+            matrix.int8_inputs = weights.dtype == torch.bfloat16
+            return matrix, (pointers_into(codes), pointers_into(self.contiguous(weights.scales, torch.float32)))
+        if isinstance(weights, ExpertMatrices):
+            rows, columns = shape
+            matrices = [self.contiguous(matrix, *FLOATS) for matrix in weights.parameters()]
+            if len({matrix.dtype for matrix in matrices}) > 1:
+                raise UnsupportedError("experts in different dtypes")
+            dtype, stride = DTYPES[matrices[0].dtype], columns * matrices[0].element_size()
+            return Matrix(None, None, rows, columns, stride, dtype, 0), ([m.data_ptr() for m in matrices], [])
+        columns, rows = shape
         if isinstance(weights, Packed):
             blocks, scales = self.contiguous(weights.blocks, torch.uint8), self.contiguous(weights.scales, torch.uint8)
-            matrix = Matrix(blocks.data_ptr(), scales.data_ptr(), rows, columns, columns // 2, MXFP4, 0)
-        else:
-            floats = self.contiguous(weights, *FLOATS)
-            stride = rows * floats.element_size()
-            matrix = Matrix(floats.data_ptr(), None, rows, columns, stride, DTYPES[floats.dtype], 1)
-        bias = self.contiguous(biases, *FLOATS)
-        second = Matrix(bias.data_ptr(), None, experts, rows, rows * bias.element_size(), DTYPES[bias.dtype], 0)
-        return Operation(kind=kind, weight=matrix, second=second)
+            matrix = Matrix(None, None, rows, columns, columns // 2, MXFP4, 0)
+            return matrix, (pointers_into(blocks), pointers_into(scales))
+        floats = self.contiguous(weights, *FLOATS)
+        matrix = Matrix(None, None, rows, columns, rows * floats.element_size(), DTYPES[floats.dtype], 1)
+        return matrix, (pointers_into(floats), [])
+
+    def pointers(self, addresses: list[int]) -> int:
+        """The address of an array of pointers."""
+        self.arrays.append((ctypes.c_void_p * len(addresses))(*addresses))
+        return ctypes.addressof(self.arrays[-1])
 
     def recurrent(self, step: Recurrent) -> list[Operation]:
         operations = []
@@ -378,6 +449,7 @@ class Program:
         if is_quantized:
             matrix.scales = self.floats(source.scales)
             matrix.int8_inputs = source.dtype == torch.bfloat16 and source.kind not in BLOCKS
+        matrix.by_columns = self.by_columns and weight.dtype == torch.float32 and not matrix.transposed
         self.references.append(weight.detach())
         return matrix
 
@@ -399,13 +471,21 @@ class Program:
 
 
 TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
-    Embed: Program.embed, AddPositions: Program.add_positions, AddTypes: Program.add_types,
+    Embed: Program.embed, AddPositions: Program.add_positions, AddSinusoids: Program.add_sinusoids,
+    AddTypes: Program.add_types,
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
-    DeltaRule: Program.delta_rule, Gate: Program.gate, Add: Program.add, Experts: Program.experts,
+    DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Gate: Program.gate, Add: Program.add,
+    Experts: Program.experts,
     Recurrent: Program.recurrent, Logits: Program.logits,
 }  # fmt: skip
+
+
+def pointers_into(tensor: Tensor) -> list[int]:
+    """The address of each part of a contiguous tensor in its first dimension."""
+    start, stride = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+    return [start + number * stride for number in range(tensor.size(0))]
 
 
 def check_memory(tensor: Tensor) -> None:

@@ -1,5 +1,8 @@
 /* Transposition of LANES vectors of LANES 32-bit numbers. */
 
+#ifndef TRANSPOSE_H
+#define TRANSPOSE_H
+
 /* The lower or upper halves of two vectors, interleaved. */
 INLINE ints interleave(ints a, ints b, int upper) {
 #if LANES == 16
@@ -25,3 +28,5 @@ INLINE void transpose(ints m[LANES]) {
         UNROLL for (int i = 0; i < LANES; i++) m[i] = next[i];
     }
 }
+
+#endif

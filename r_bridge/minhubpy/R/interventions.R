@@ -157,7 +157,9 @@ intervene <- function(model, at, how = c("zero", "mean", "replace", "add", "proj
 #' @family functions that look inside a model
 #' @examplesIf minhubpy:::is_ready()
 #' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' love <- steering_direction(model, c("I love", "sweet love"), c("I hate", "vile hate"), at = "layers.3.resid")
+#' love <- steering_direction(
+#'   model, c("I love", "sweet love"), c("I hate", "vile hate"), at = "layers.3.resid"
+#' )
 #' love
 #' intervene(model, "layers.3.resid", "add", love, scale = 2)
 #' \dontshow{minhubpy:::end_example()}
@@ -351,6 +353,8 @@ draw_effects <- function(x, corrupted, shade) {
 #' @param position The position after which the token is predicted, from 1. By
 #'   default, the last.
 #' @param heads Whether to split attention into its heads.
+#' @param target For an encoder-decoder such as T5: the decoder's output so far. `NULL`:
+#'   its beginning. Positions and components are the decoder's.
 #' @returns A data frame with one row per component and the columns `component`,
 #'   `layer`, `head` and `value`. The values sum to the logit (before a soft cap),
 #'   which is the attribute `logit`.
@@ -362,14 +366,16 @@ draw_effects <- function(x, corrupted, shade) {
 #' logit_attribution(model, "O Romeo, Rom", "e", against = "a")
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-logit_attribution <- function(model, text, token, against = NULL, position = NULL, heads = FALSE, tokenizer = NULL) {
+logit_attribution <- function(model, text, token, against = NULL, position = NULL, heads = FALSE, tokenizer = NULL,
+                              target = NULL) {
   model <- check_model(model)
   one <- function(x, what) if (is.character(x)) string(x, what) else whole_number(x, what)
   place <- if (is.null(position)) -1L else whole_number(position, "position", min = 1) - 1L
   result <- ask(
     "attribution",
     model = model, text = single_text(text, model), token = one(token, "token"),
-    against = optional(against, one, "against"), position = place, heads = flag(heads), tokenizer = check_tokenizer(tokenizer)
+    against = optional(against, one, "against"), position = place, heads = flag(heads), tokenizer = check_tokenizer(tokenizer),
+    target = if (!is.null(target)) single_text(target, model)
   )
   places <- do.call(rbind, lapply(result$frame$component, function(name) as.data.frame(place_of(name))))
   structure(

@@ -130,7 +130,35 @@ olmo2_from_pretrained <- pretrained_of("olmo2")
 
 #' @rdname from_pretrained
 #' @export
+lfm2_from_pretrained <- pretrained_of("lfm2")
+
+#' @rdname from_pretrained
+#' @export
+lfm2moe_from_pretrained <- pretrained_of("lfm2moe")
+
+#' @rdname from_pretrained
+#' @export
+mixtral_from_pretrained <- pretrained_of("mixtral")
+
+#' @rdname from_pretrained
+#' @export
+olmoe_from_pretrained <- pretrained_of("olmoe")
+
+#' @rdname from_pretrained
+#' @export
+qwen3moe_from_pretrained <- pretrained_of("qwen3moe")
+
+#' @rdname from_pretrained
+#' @export
 qwen35_from_pretrained <- pretrained_of("qwen35")
+
+#' @rdname from_pretrained
+#' @export
+bloom_from_pretrained <- pretrained_of("bloom")
+
+#' @rdname from_pretrained
+#' @export
+xglm_from_pretrained <- pretrained_of("xglm")
 
 #' @rdname from_pretrained
 #' @export
@@ -191,6 +219,14 @@ granite_from_pretrained <- pretrained_of("granite")
 #' @rdname from_pretrained
 #' @export
 granitehybrid_from_pretrained <- pretrained_of("granitehybrid")
+
+#' @rdname from_pretrained
+#' @export
+qwen35moe_from_pretrained <- pretrained_of("qwen35moe")
+
+#' @rdname from_pretrained
+#' @export
+qwen3next_from_pretrained <- pretrained_of("qwen3next")
 
 #' @rdname from_pretrained
 #' @export
@@ -364,7 +400,35 @@ olmo2 <- random_model_of("olmo2")
 
 #' @rdname gpt2
 #' @export
+lfm2 <- random_model_of("lfm2")
+
+#' @rdname gpt2
+#' @export
+lfm2moe <- random_model_of("lfm2moe")
+
+#' @rdname gpt2
+#' @export
+mixtral <- random_model_of("mixtral")
+
+#' @rdname gpt2
+#' @export
+olmoe <- random_model_of("olmoe")
+
+#' @rdname gpt2
+#' @export
+qwen3moe <- random_model_of("qwen3moe")
+
+#' @rdname gpt2
+#' @export
 qwen35 <- random_model_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+bloom <- random_model_of("bloom")
+
+#' @rdname gpt2
+#' @export
+xglm <- random_model_of("xglm")
 
 #' @rdname gpt2
 #' @export
@@ -425,6 +489,14 @@ granite <- random_model_of("granite")
 #' @rdname gpt2
 #' @export
 granitehybrid <- random_model_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
+qwen35moe <- random_model_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next <- random_model_of("qwen3next")
 
 #' @rdname gpt2
 #' @export
@@ -540,7 +612,35 @@ olmo2_from_config <- from_config_of("olmo2")
 
 #' @rdname gpt2
 #' @export
+lfm2_from_config <- from_config_of("lfm2")
+
+#' @rdname gpt2
+#' @export
+lfm2moe_from_config <- from_config_of("lfm2moe")
+
+#' @rdname gpt2
+#' @export
+mixtral_from_config <- from_config_of("mixtral")
+
+#' @rdname gpt2
+#' @export
+olmoe_from_config <- from_config_of("olmoe")
+
+#' @rdname gpt2
+#' @export
+qwen3moe_from_config <- from_config_of("qwen3moe")
+
+#' @rdname gpt2
+#' @export
 qwen35_from_config <- from_config_of("qwen35")
+
+#' @rdname gpt2
+#' @export
+bloom_from_config <- from_config_of("bloom")
+
+#' @rdname gpt2
+#' @export
+xglm_from_config <- from_config_of("xglm")
 
 #' @rdname gpt2
 #' @export
@@ -601,6 +701,14 @@ granite_from_config <- from_config_of("granite")
 #' @rdname gpt2
 #' @export
 granitehybrid_from_config <- from_config_of("granitehybrid")
+
+#' @rdname gpt2
+#' @export
+qwen35moe_from_config <- from_config_of("qwen35moe")
+
+#' @rdname gpt2
+#' @export
+qwen3next_from_config <- from_config_of("qwen3next")
 
 #' @rdname gpt2
 #' @export

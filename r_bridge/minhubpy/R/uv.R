@@ -52,8 +52,23 @@ get_uv <- function(pythons, wheel = NULL) {
     reason <- if (length(answer)) sub("^problem ", "", answer[[1L]]) else error_line(output) %||% "it prints nothing"
     problems <- c(problems, paste0(python, ": ", reason))
   }
+  if (!is.null(wheel) && !length(problems)) return(extract_uv(wheel))
   if (!length(problems)) return(new_problem("there is no Python that can download it"))
   new_problem(paste(problems, collapse = "\n  "))
+}
+
+# Extracts uv from a wheel of the user, without Python and thus without a check of its SHA-256, which R 4.2 cannot compute.
+extract_uv <- function(wheel) {
+  if (!file.exists(wheel)) return(new_problem(wheel, " does not exist"))
+  program <- if (.Platform$OS.type == "windows") "uv.exe" else "uv"
+  inside <- tryCatch(utils::unzip(wheel, list = TRUE)$Name, error = function(e) character())
+  inside <- grep(paste0("[.]data/scripts/", program, "$"), inside, value = TRUE)
+  if (!length(inside)) return(new_problem(wheel, " is not a wheel of uv"))
+  dir.create(own_uv_folder(), recursive = TRUE, showWarnings = FALSE)
+  path <- utils::unzip(wheel, files = inside, junkpaths = TRUE, exdir = own_uv_folder(), unzip = "internal")
+  Sys.chmod(path, "755")
+  if (is.null(uv_version(path))) return(new_problem(wheel, " is not a wheel for this machine"))
+  path
 }
 
 # system2() for a program, without the environment variables that R sets.

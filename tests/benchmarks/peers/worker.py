@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ worker.main()
 
 
 class Worker:
-    """An engine from `engines.py` in its own process.    python: the one that runs it, which has the library."""
+    """An engine from `engines.py`, or module:engine, in its own process.
+
+    python: the one that runs it, which has the library.
+    """
 
     def __init__(self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
@@ -105,10 +109,10 @@ def serve(engine: str, options: dict[str, Any]) -> None:
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
-    from peers import engines
-
+    module, _, name = engine.rpartition(":")
+    engines = import_module(f"peers.{module or 'engines'}")
     made: list[object] = []
-    answer(lambda: made.append(getattr(engines, engine)(**options)))
+    answer(lambda: made.append(getattr(engines, name)(**options)))
     if not made:
         return
     for line in sys.stdin:

@@ -96,7 +96,7 @@ REFUSED = (
     ({"quantization_config": {"quant_method": "fp8"}}, "sets quantization_config"),
     ({"rms_norm_eps": True}, "rms_norm_eps cannot be True"),
     ({"num_hidden_layers": 0}, "num_hidden_layers cannot be 0"),
-    ({"model_type": "mixtral"}, "model_type is 'mixtral', which is not supported; supported types:"),
+    ({"model_type": "deepseek_v3"}, "model_type is 'deepseek_v3', which is not supported; supported types:"),
 )  # fmt: skip
 PUBLISHED = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,

@@ -32,7 +32,7 @@ REFUSED = (
     ({"attn_output_gate": False}, "sets attn_output_gate to False"),
     ({"mamba_ssm_dtype": "bfloat16"}, "sets mamba_ssm_dtype to 'bfloat16'"),
     ({"mlp_only_layers": [1]}, r"sets mlp_only_layers to \[1\]"),
-    ({"num_experts": 8}, "a setting 'num_experts' that this implementation does not know"),
+    ({"num_experts": 8}, "a qwen3_5_text model has no num_experts"),
     ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim cannot be 1"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
     ({"linear_num_key_heads": 3}, r"linear_num_value_heads \(4\) must be a multiple of linear_num_key_heads \(3\)"),

@@ -216,7 +216,12 @@ test_that("errors of numbers, flags and names contain the user's call", {
   expect_refused(gpt2(wocab_size = 5), "GPT-2 has no setting wocab_size; its settings are vocab_size")
   expect_refused(gptneo(5), "settings must have names, such as gptneo(vocab_size = 65)")
   expect_refused(gptneo(hidden_size = 8, hidden_size = 9), "settings must not be repeated: hidden_size")
-  expect_refused(lstm(hidden_size = NULL), "the setting hidden_size must not be NULL")
+  expect_refused(lstm(hidden_size = NULL), "hidden_size cannot be None", class = "ValueError")
+  small <- phi3(
+    vocab_size = 9, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
+    pad_token_id = NULL
+  )
+  expect_null(small$config$pad_token_id)
   expect_refused(minhub_install(source = NA), "source must be text, not NA")
   expect_refused(minhub_install(python = "/nonexistent/python"), "/nonexistent/python does not exist")
   expect_refused(minhub_install(torch = "gpu"), 'torch must be one of "auto", "cpu", "cuda", not "gpu"')

@@ -1,0 +1,269 @@
+"""Mixtral in one file, with Qwen 3 MoE and OLMoE, which differ by settings only: Llama with a mixture of experts.
+
+Sources
+    Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open Mixture-of-Experts Language
+    Models"; Yang et al. (2025), "Qwen3 Technical Report"; models/llama.py for the rest.
+    Hub docs: `transformers`, model_types "mixtral", "olmoe" and "qwen3_moe".
+
+Differences from similar architectures
+    Llama        has one MLP per layer.
+    GPT-OSS      has sinks in attention, biases, and another gate of its experts.
+
+    mixtral      the weights of a token's experts sum to 1
+    olmoe        one norm over all heads of q, and one over all heads of k; the weights of all experts sum to 1
+    qwen3_moe    a norm of each head of q and k; some layers may have one MLP
+
+Notation
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H query heads    G KV heads    D head size    V vocabulary
+    E experts    K experts of a token    I channels inside an expert
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.models import rotary
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.experts import Routing
+from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.mixture import Mixture
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_multiple, unavailable
+from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+
+CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+
+
+class Attention(nn.Module):
+    def __init__(self, config: "MixtralConfig", layer: int) -> None:
+        super().__init__()
+        C, size, kind, bias = config.hidden_size, config.head_size, config.model_type, config.attention_bias
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
+        self.scale, self.window, self.dropout = size**-0.5, config.window, config.attention_dropout
+        self.all_heads = kind == "olmoe"  # one norm of all heads
+        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        sizes = (self.heads * size, self.kv_heads * size) if self.all_heads else (size, size)
+        self.q_norm = None if kind == "mixtral" else RMSNorm(sizes[0], config.rms_norm_eps)
+        self.k_norm = None if kind == "mixtral" else RMSNorm(sizes[1], config.rms_norm_eps)
+
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q, k = self.q_proj(x), self.k_proj(x)
+        if self.all_heads and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = split_heads(q, self.heads)  # (B, H, T, D)
+        k = split_heads(k, self.kv_heads)  # (B, G, T, D)
+        v = split_heads(self.v_proj(x), self.kv_heads)
+        if not self.all_heads and self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotation(q, k)
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, window=self.window, dropout=dropout)  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
+
+
+class MLP(nn.Module):
+    """The MLP of a layer without experts."""
+
+    def __init__(self, config: "MixtralConfig") -> None:
+        super().__init__()
+        C, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(C, inner, bias=False)
+        self.up_proj = nn.Linear(C, inner, bias=False)
+        self.down_proj = nn.Linear(inner, C, bias=False)
+        self.act = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: "MixtralConfig", layer: int) -> None:
+        super().__init__()
+        C, inner = config.hidden_size, config.expert_size
+        self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
+        routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob)
+        sparse = config.is_sparse(layer)
+        self.mlp = Mixture(config.num_experts, C, inner, config.hidden_act, routing) if sparse else MLP(config)
+
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), past, rotation)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Mixtral(LanguageModel):
+    config: "MixtralConfig"
+
+    def __init__(self, config: "MixtralConfig") -> None:
+        super().__init__()
+        self.config = config
+        self.rope = rotary.rope_of(config.rope, config.head_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # A tied head is the token embedding itself and has no parameter.
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.init_weights(config.initializer_range)
+
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = self.embed_tokens(idx)  # (B, T, C)
+        rotation = Rotation(self.rope, past.positions, x.dtype)
+        for block in self.layers:
+            x = block(x, past, rotation)
+        return self.norm(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+
+    def cache_layout(self) -> list[KeyValues]:
+        config = self.config
+        return [KeyValues(config.kv_heads, config.head_size, config.window)] * config.num_hidden_layers
+
+    def steps(self) -> Iterator[Step]:
+        block: Any
+        yield Embed(self.embed_tokens)
+        for block in self.layers:
+            attn, mlp = block.self_attn, block.mlp
+            heads = attn.heads, attn.kv_heads
+            yield Norm(block.input_layernorm)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, attn.all_heads)
+            yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
+            yield Add(attn.o_proj)
+            yield Norm(block.post_attention_layernorm)
+            if isinstance(mlp, Mixture):
+                yield mlp.step()
+            else:
+                yield Linear([mlp.gate_proj, mlp.up_proj])
+                yield Gate(self.config.hidden_act)
+                yield Add(mlp.down_proj)
+        yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+
+
+QWEN = {"model_types": ("qwen3_moe",)}
+
+
+@dataclass(frozen=True)
+class MixtralConfig:
+    """The settings of config.json that change the result. Defaults: Mixtral 8x7B."""
+
+    TITLE: ClassVar = "Mixtral"
+    ONLY_VALUE: ClassVar = {"clip_qkv": None, "router_jitter_noise": 0.0}
+    NO_EFFECT: ClassVar = frozenset({"output_router_logits", "router_aux_loss_coef", "max_window_layers"})
+    ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in CLASSES}
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "mixtral": {},
+        "olmoe": {"vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+                  "num_attention_heads": 16, "num_key_value_heads": None, "max_position_embeddings": 4096,
+                  "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, "bos_token_id": None,
+                  "eos_token_id": 50279, "pad_token_id": 1},
+        "qwen3_moe": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+                      "num_key_value_heads": 4, "max_position_embeddings": 2**15, "rms_norm_eps": 1e-6,
+                      "sliding_window": 4096, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
+                      "bos_token_id": None, "eos_token_id": None},
+    }  # fmt: skip
+
+    model_type: str = "mixtral"
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 14336  # of an expert; qwen3_moe: of the layers without experts
+    moe_intermediate_size: int = field(default=768, metadata=QWEN)  # of an expert
+    num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = field(default=8, metadata={"range": (1, 2**24)})  # None: num_attention_heads
+    # None: hidden_size / heads
+    head_dim: int | None = field(
+        default=None, metadata={"range": (2, 2**16), "model_types": ("mixtral", "qwen3_moe")}
+    )  # fmt: skip
+    num_experts: int = field(default=8, metadata={"range": (1, 1024)})  # num_local_experts in mixtral's config.json
+    num_experts_per_tok: int = field(default=2, metadata={"range": (1, 16)})
+    norm_topk_prob: bool = field(default=True, metadata={"model_types": ("olmoe", "qwen3_moe")})
+    decoder_sparse_step: int = field(default=1, metadata=QWEN)  # each n-th layer has experts
+    mlp_only_layers: list[int] | None = field(default=None, metadata=QWEN)  # layers without experts
+    hidden_act: str = field(default="silu", metadata={"choices": tuple(ACTIVATIONS)})
+    max_position_embeddings: int = field(default=2**17, metadata={"range": (1, 2**31)})
+    rms_norm_eps: float = 1e-5
+    rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
+    attention_bias: bool = field(default=False, metadata={"model_types": ("olmoe", "qwen3_moe")})
+    sliding_window: int | None = field(
+        default=None, metadata={"range": (1, 2**31), "model_types": ("mixtral", "qwen3_moe")}
+    )  # fmt: skip
+    use_sliding_window: bool = field(default=False, metadata=QWEN)
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        check_multiple(self, "num_attention_heads", "num_key_value_heads")
+        if self.head_dim is None:
+            check_multiple(self, "hidden_size", "num_attention_heads")
+        if self.head_size % 2:
+            raise ValueError(f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the number of experts "
+                f"({self.num_experts})"
+            )
+        rotary.check("Mixtral", self.rope)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+
+    @property
+    def expert_size(self) -> int:
+        """I."""
+        return self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """D."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def window(self) -> int | None:
+        """The window of all layers, in positions; None for all previous positions."""
+        return self.sliding_window if self.use_sliding_window or self.model_type == "mixtral" else None
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """rope_parameters with defaults."""
+        theta = {"mixtral": 1e6}.get(self.model_type, 10000.0)
+        return rotary.completed({"rope_theta": theta, **(self.rope_parameters or {})}, self.max_position_embeddings)
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model for transformers."""
+        absent = unavailable(self, self.model_type)
+        settings = {name: value for name, value in asdict(self).items() if name not in absent}
+        if self.model_type == "mixtral":
+            settings["num_local_experts"] = settings.pop("num_experts")
+        own = {"rope_parameters": self.rope, "num_key_value_heads": self.kv_heads}
+        if self.model_type != "olmoe":
+            own["head_dim"] = self.head_size
+        if self.model_type == "qwen3_moe":
+            own["mlp_only_layers"] = self.mlp_only_layers or []
+        return {"architectures": [CLASSES[self.model_type]], **settings, **own}
+
+    @property
+    def context_length(self) -> int:
+        """Maximum number of positions."""
+        return self.max_position_embeddings

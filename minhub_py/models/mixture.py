@@ -1,0 +1,86 @@
+"""The mixture of experts that replaces the MLP of a block: a router, and E gated MLPs without biases.
+
+GPT-OSS has its own in models/gptoss.py. `experts.route` documents the choice of the experts.
+
+Notation: B batch rows, T positions, N = B * T, C channels, E experts, K experts of a token, I channels of an expert.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.models import steps
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.experts import ExpertMatrices, Routing, mixture, route
+
+
+class Experts(nn.Module):
+    """E gated MLPs: down(activation(gate(x)) · up(x))."""
+
+    def __init__(self, experts: int, channels: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.gate_proj = ExpertMatrices(experts, inner, channels)
+        self.up_proj = ExpertMatrices(experts, inner, channels)
+        self.down_proj = ExpertMatrices(experts, channels, inner)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """The output (n, C) of an expert for x (n, C)."""
+        gate, up, down = (matrices.expert(expert) for matrices in (self.gate_proj, self.up_proj, self.down_proj))
+        return F.linear(self.act(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+class SharedExpert(nn.Module):
+    """An MLP of all tokens beside the experts, times the sigmoid of a number per token."""
+
+    def __init__(self, channels: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_proj = nn.Linear(channels, inner, bias=False)
+        self.up_proj = nn.Linear(channels, inner, bias=False)
+        self.down_proj = nn.Linear(inner, channels, bias=False)
+        self.factor = nn.Linear(channels, 1, bias=False)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x) * self.factor(x).sigmoid())
+
+    def steps(self, norm: Any) -> Iterator[steps.Step]:
+        """The operations for h = norm(x), and again h = norm(x) with the x before them."""
+        yield steps.SaveResidual()
+        yield steps.Linear([self.gate_proj, self.up_proj, self.factor])
+        yield steps.Gate(self.activation, sigmoid=True)
+        yield steps.Add(self.down_proj)
+        yield steps.Norm(norm, saved=True)
+
+
+class Mixture(nn.Module):
+    """The weighted sum of the outputs of each token's experts. choice_bias: whether the choice has a bias."""
+
+    expert_bias: Tensor | None
+
+    def __init__(
+        self, experts: int, channels: int, inner: int, activation: str, routing: Routing, choice_bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.routing, self.activation = routing, activation
+        self.gate = nn.Linear(channels, experts, bias=False)
+        self.experts = Experts(experts, channels, inner, activation)
+        self.register_buffer("expert_bias", torch.zeros(experts) if choice_bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, rule = x.flatten(0, 1), self.routing  # (N, C)
+        settings = rule.top, rule.normalize, rule.sigmoid, rule.factor
+        weights, chosen = route(tokens, self.gate.weight, None, *settings, self.expert_bias)  # (N, K) each
+        return mixture(tokens, weights, chosen, self.experts).view_as(x)
+
+    def step(self) -> steps.Experts:
+        """The operation."""
+        experts = self.experts
+        return steps.Experts(
+            self.gate, self.routing, [experts.gate_proj, experts.up_proj], experts.down_proj,
+            activation=self.activation, choice_bias=self.expert_bias,
+        )  # fmt: skip

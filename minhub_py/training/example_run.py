@@ -1,0 +1,148 @@
+"""Start of a run on examples: its objective, its data, its defaults, and the model of a classification."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from minhub_py.chat.templates import chat_template_of
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.config import changed
+from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.pretrained import describe, fit, with_values
+from minhub_py.registry import Architecture
+from minhub_py.system.formats import read_columns
+from minhub_py.system.spelling import setting
+from minhub_py.training.checkpoint import RunFolder
+from minhub_py.training.examples import Encoder, is_table, labels_in, objective_of, prepare_examples
+from minhub_py.training.listener import Listener
+from minhub_py.training.memory import parts_of
+from minhub_py.training.settings import Settings
+
+BATCH, EPOCHS = 16, 3
+RATES = {
+    "preference": 1e-5,
+    "labels": 5e-5,
+    "masked": 5e-5,
+}  # peak learning rates; of adapters, except preference, 2e-4
+
+
+def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
+    """The settings with the objective of the files; "text" for text files.
+
+    ValueError: the files have different kinds, or the objective needs a model to fine-tune.
+    """
+    tables = [source for source in sources if is_table(source)]
+    is_encoder = start is not None and is_encoder_only(start)
+    if not tables and not (is_encoder and settings.objective in (None, "masked")):
+        if settings.objective not in (None, "text"):
+            raise ValueError(f"{setting('objective', settings.objective)} needs files with examples, such as .jsonl")
+        return dataclasses.replace(settings, objective="text")
+    if len(tables) not in (0, len(sources)):
+        raise ValueError("files with text and files with examples cannot be mixed: use one kind")
+    if start is None:
+        raise ValueError(f"training on examples needs {setting('start')}: a model to fine-tune")
+    objective = settings.objective
+    if objective is None:
+        objective = objective_of(list(read_columns(tables[0])), tables[0]) if tables else "text"
+        objective = "masked" if objective == "text" and is_encoder else objective
+    if is_encoder and objective not in ("labels", "masked"):
+        raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
+    if objective == "labels" and settings.lora:
+        raise ValueError(f"{setting('lora')} does not support labels: models with a classification head are trained "
+                         "completely")  # fmt: skip
+    return dataclasses.replace(settings, objective=objective)
+
+
+def is_encoder_only(start: Checkpoint) -> bool:
+    """Whether a checkpoint contains a text encoder, or a decoder with a classification head."""
+    architecture, config = describe(start)
+    return architecture.model_class(config).encoder_only
+
+
+def is_on_examples(settings: Settings) -> bool:
+    """Whether a run has examples instead of text."""
+    return settings.objective not in (None, "text") or settings.epochs is not None
+
+
+def encode_examples(
+    folder: RunFolder, settings: Settings, start: Checkpoint, tokenizer: Tokenizer, paths: Sequence[Path],
+    fingerprint: str, listener: Listener,
+) -> int:  # fmt: skip
+    """Write the encoded examples of a run. Returns their number. ValueError: a row is invalid."""
+    objective = str(settings.objective)
+    labels = labels_in(paths) if objective == "labels" else []
+    _, config = describe(start)
+    encoder = Encoder(
+        tokenizer, chat_template_of(start, tokenizer), None if objective in ("labels", "masked") else eos_of(config),
+        settings.context or 0,
+    )  # fmt: skip
+    count = prepare_examples(
+        paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,
+        fingerprint, listener.preparing, labels,
+    )  # fmt: skip
+    if encoder.truncated:
+        listener.note(f"{encoder.truncated:,} sequences are longer than {setting('context')} {settings.context}, and "
+                      "were truncated")  # fmt: skip
+    return count
+
+
+def eos_of(config: ModelConfig) -> int | None:
+    """The token that ends a completion."""
+    eos = config.eos_token_id
+    return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None
+
+
+def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any]) -> Settings:
+    """Defaults that depend on the examples, for settings that are not given.
+
+    examples: the content of tokens.json, with the mean length of a sequence.
+    """
+    batch = settings.batch if {"batch", "accumulate"} & set(given) else min(BATCH, max(1, examples["train"]))
+    changes: dict[str, Any] = {"batch": batch}
+    if "accumulate" not in given:
+        changes["accumulate"] = parts_of(batch, examples["length"])
+    if "steps" not in given:
+        epochs = settings.epochs or EPOCHS
+        changes |= {"steps": max(1, math.ceil(epochs * examples["train"] / batch)), "epochs": epochs}
+    steps = changes.get("steps", settings.steps)
+    for name, value in (("warm_up", steps // 10), ("evaluate_every", steps // 4), ("checkpoint_every", steps // 4)):
+        if name not in given:
+            changes[name] = min(getattr(settings, name), max(1, value))
+    if "weight_decay" not in given:
+        changes["weight_decay"] = 0.0 if settings.lora else 0.01
+    return dataclasses.replace(settings, **changes)
+
+
+def load_classifier(start: Checkpoint, settings: Settings, labels: Sequence[str]) -> tuple[Architecture, LanguageModel]:
+    """The model of a checkpoint with a classification head for these labels; () for regression.
+
+    A new head has random weights. ValueError: the architecture has no classification head.
+    """
+    architecture, base, meta = fit(start)
+    config: Any = base.config
+    names = list(labels) or ["LABEL_0"]
+    if not hasattr(config, "id2label"):
+        raise ValueError(f"{settings.start}: {architecture.title} has no classification head: use an encoder, or "
+                         "Llama, Mistral, Qwen or Gemma")  # fmt: skip
+    [name] = config.to_hub()["architectures"]
+    name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
+    kind = "single_label_classification" if labels else "regression"
+    head = {"architectures": [name], "id2label": dict(enumerate(names)), "num_labels": None, "problem_type": kind}
+    config = changed(settings.tuned_config(architecture, changed(config, head)), {})
+    torch.manual_seed(settings.seed)
+    model = architecture.new(config)
+    tensors = with_values(meta, start)
+    state = model.state_dict()
+    same_labels = getattr(base.config, "head", None) == "sequence" and base.config.labels == names  # type: ignore[attr-defined]
+    for key, tensor in state.items():
+        is_output = key.startswith("head.out")
+        if key in tensors and tensors[key].shape == tensor.shape and (same_labels or not is_output):
+            state[key] = tensors[key].to(torch.float32, copy=True).contiguous()
+    model.load_state_dict(state, assign=True)
+    return architecture, model

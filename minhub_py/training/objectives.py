@@ -1,0 +1,208 @@
+"""The loss of a step for data with examples: completions, preference pairs, labels, and masked words.
+
+Sources
+    Rafailov et al. (2023), "Direct Preference Optimization".
+    Devlin et al. (2019), "BERT", section 3.1, for masked words.
+
+The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is computed for the
+targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from minhub_py.models.base import LanguageModel
+from minhub_py.system.spelling import setting
+from minhub_py.training.examples import ExampleCorpus, Examples
+from minhub_py.training.memory import recomputed
+from minhub_py.training.optimizer import random_seed
+from minhub_py.training.settings import Settings
+
+HEAD_ROWS = 256
+MASKED = 0.15  # fraction of the tokens of a text
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of the step.
+
+    mask: False for padding.    labels: of the examples, or of the tokens for masked words.
+    """
+
+    idx: Tensor
+    weights: Tensor
+    mask: Tensor
+    labels: Tensor | None
+    scale: float
+    targets: float
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.scale,
+                     self.targets)  # fmt: skip
+
+
+class ExampleTask:
+    """The batches and the loss of a run on examples.
+
+    objective: see examples.py.    beta: of DPO.    mask_id, vocab_size: for masked words.
+    """
+
+    def __init__(
+        self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
+        max_tokens: int, beta: float = 0.1, classes: int = 0, mask_id: int | None = None, vocab_size: int = 0,
+    ) -> None:  # fmt: skip
+        self.objective, self.train, self.held_out = objective, train, held_out
+        self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
+        self.beta, self.classes, self.mask_id, self.vocab_size = beta, classes, mask_id, vocab_size
+
+    def numbers(self, step: int) -> list[int]:
+        """The examples of a step: each epoch is another permutation, which depends on the seed and its number only."""
+        count = len(self.train)
+        first = step * self.batch
+        epochs = {number // count for number in range(first, first + self.batch)}
+        orders = {
+            epoch: np.random.Generator(np.random.PCG64([self.seed, 2, epoch])).permutation(count) for epoch in epochs
+        }
+        return [int(orders[number // count][number % count]) for number in range(first, first + self.batch)]
+
+    def step_batches(self, step: int, shard: slice) -> list[Batch]:
+        """The micro-batches of a step."""
+        numbers = self.numbers(step)
+        scale = 1 / max(self.train.weight(numbers), 1.0)
+        return self.batches(self.train, numbers[shard], scale, step)
+
+    def evaluation_batches(self) -> list[list[int]]:
+        """The examples of each batch of an evaluation, up to `max_tokens` tokens in total."""
+        lengths = self.held_out.starts.diff().view(-1, self.held_out.per_example).sum(dim=1).tolist()
+        numbers: list[int] = []
+        total = 0
+        for number, length in enumerate(lengths):
+            if numbers and total + length > self.max_tokens:
+                break
+            numbers.append(number)
+            total += length
+        return [numbers[first : first + self.micro_batch] for first in range(0, len(numbers), self.micro_batch)]
+
+    def held_out_batch(self, numbers: Sequence[int]) -> Batch:
+        """A batch of an evaluation."""
+        [batch] = self.batches(self.held_out, numbers, 1.0, 0)
+        return batch
+
+    def batches(self, examples: Examples, numbers: Sequence[int], scale: float, step: int) -> list[Batch]:
+        """Batches of at most `micro_batch` examples."""
+        return [
+            self.collate(examples, numbers[first : first + self.micro_batch], scale, [step, first])
+            for first in range(0, len(numbers), self.micro_batch)
+        ]
+
+    def collate(self, examples: Examples, numbers: Sequence[int], scale: float, seeds: list[int]) -> Batch:
+        """Pad examples at their end."""
+        sequences = examples.sequences(numbers)
+        length = max(len(ids) for ids, _ in sequences)
+        idx = torch.zeros(len(sequences), length, dtype=torch.int64)
+        weights, mask = torch.zeros(len(sequences), length), torch.zeros(len(sequences), length, dtype=torch.bool)
+        for row, (ids, weight) in enumerate(sequences):
+            idx[row, : len(ids)], weights[row, : len(ids)], mask[row, : len(ids)] = ids, weight, True
+        labels = None if examples.labels is None else examples.labels[list(numbers)]
+        targets = examples.weight(numbers)
+        if self.objective == "masked":
+            idx, labels, weights = self.mask_words(idx, weights, seeds)
+            targets = float(weights.sum())
+        return Batch(idx, weights, mask, labels, scale, targets)
+
+    def mask_words(self, idx: Tensor, weights: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also the originals."""
+        assert self.mask_id is not None
+        generator = torch.Generator().manual_seed(random_seed(self.seed, 3, *seeds))
+        scores = torch.rand(idx.shape, generator=generator).masked_fill(weights == 0, 2.0)
+        chosen = (scores < MASKED) | (scores == scores.amin(dim=1, keepdim=True)) & (weights > 0)
+        kind = torch.rand(idx.shape, generator=generator)
+        random = torch.randint(self.vocab_size, idx.shape, generator=generator)
+        changed = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, random, idx))
+        return torch.where(chosen, changed, idx), idx, chosen.float()
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        """The sum of the losses of a batch's targets, in nats, float32."""
+        if self.objective == "preference":
+            return self.preference_loss(model, batch)
+        if self.objective == "labels":
+            scores = model(batch.idx, batch.mask).float()
+            assert batch.labels is not None
+            if self.classes:
+                return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
+            return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
+        if self.objective == "masked":
+            assert batch.labels is not None
+            hidden = model.hidden_states(batch.idx, batch.mask)
+            chosen = batch.weights > 0
+            return -token_logprobs(model.head_of, hidden[chosen], batch.labels[chosen]).sum()
+        return -(self.logprobs(model, batch) * batch.weights[:, 1:]).sum()
+
+    def logprobs(self, model: Any, batch: Batch) -> Tensor:
+        """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens."""
+        hidden = model.hidden(batch.idx[:, :-1])
+        chosen = batch.weights[:, 1:] > 0
+        values = token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen])
+        return torch.zeros(chosen.shape, device=values.device).masked_scatter(chosen, values)
+
+    def preference_loss(self, model: Any, batch: Batch) -> Tensor:
+        """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is the base."""
+        policy = self.logprobs(model, batch).sum(dim=1).view(-1, 2)
+        with torch.no_grad():
+            reference = self.logprobs(model.base, batch).sum(dim=1).view(-1, 2)
+        margin = (policy - reference)[:, 0] - (policy - reference)[:, 1]
+        return -F.logsigmoid(self.beta * margin).sum()
+
+
+def token_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The log-probability of each target (N,) from hidden states (N, C), with the head in slices."""
+    parts = []
+    for rows, ids in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
+        if torch.is_grad_enabled():
+            parts.append(recomputed(slice_logprobs, head, rows, ids))
+        else:
+            parts.append(slice_logprobs(head, rows, ids))
+    return torch.cat(parts) if parts else hidden.new_zeros(0)
+
+
+def slice_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """`token_logprobs` of one slice."""
+    logits = head(hidden.unsqueeze(0))[0].float()
+    return -F.cross_entropy(logits, targets, reduction="none")
+
+
+def example_task(
+    settings: Settings, corpus: ExampleCorpus, tokenizer: Tokenizer, model: LanguageModel, micro_batch: int
+) -> ExampleTask:
+    """The batches and the loss of a run. ValueError: the objective does not fit the model."""
+    objective, mask_id = corpus.objective, None
+    if objective == "masked":
+        mask_id = mask_token(tokenizer)
+        if getattr(model.config, "head", None) != "masked_lm":
+            raise ValueError(f"{settings.start} has no head for masked words: use a …ForMaskedLM model")
+    if objective == "preference" and model.base is None:
+        raise ValueError(f"preference pairs need {setting('lora', 16)}: the model without its adapter is the reference")
+    if model.encoder_decoder:
+        raise ValueError(f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet")
+    return ExampleTask(
+        objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
+        max_tokens=settings.evaluate_tokens, beta=settings.beta, classes=len(corpus.labels), mask_id=mask_id,
+        vocab_size=model.config.vocab_size,
+    )  # fmt: skip
+
+
+def mask_token(tokenizer: Tokenizer) -> int:
+    """The ID of the mask token. ValueError: the tokenizer has none."""
+    for token in ("[MASK]", "<mask>"):
+        if (found := tokenizer.token_to_id(token)) is not None:
+            return int(found)
+    raise ValueError("the tokenizer has no mask token: masked words need an encoder")

@@ -1,0 +1,51 @@
+"""Mixtral, Qwen 3 MoE and OLMoE."""
+
+from cases import Cases
+
+SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 96}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
+QWEN = {"moe_intermediate_size": 12, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True}
+CASES = {
+    "mixtral": {"num_local_experts": 4},
+    "mixtral-all-experts": {"num_local_experts": 2, "tie_word_embeddings": True},
+    "mixtral-window": {"num_local_experts": 5, "sliding_window": 7, "head_dim": 12, "rope_theta": 37.0},
+    "mixtral-gelu": {"num_local_experts": 3, "hidden_act": "gelu", "num_key_value_heads": 4, "rms_norm_eps": 0.1,
+                     "attention_dropout": 0.5, "head_dim": 8, "rope_parameters": YARN},
+    "mixtral-ten-experts": {"num_local_experts": 40, "num_experts_per_tok": 10, "intermediate_size": 8},
+    "qwen3_moe": QWEN,
+    "qwen3_moe-all-experts": {**QWEN, "num_experts": 2, "attention_bias": True},
+    "qwen3_moe-not-normalized": {**QWEN, "norm_topk_prob": False},
+    "qwen3_moe-absent": {"moe_intermediate_size": 12, "num_experts": 3},
+    "qwen3_moe-one-expert": {**QWEN, "num_experts_per_tok": 1, "moe_intermediate_size": 300,
+                             "tie_word_embeddings": True},
+    "qwen3_moe-dense-layers": {**QWEN, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    "qwen3_moe-window": {**QWEN, "use_sliding_window": True, "sliding_window": 6},
+    "olmoe": {"num_experts": 6},
+    "olmoe-all-experts": {"num_experts": 2, "attention_bias": True, "num_key_value_heads": 4},
+    "olmoe-normalized": {"num_experts": 6, "norm_topk_prob": True, "tie_word_embeddings": True, "rope_theta": 37.0},
+}  # fmt: skip
+REFUSED = (
+    ({"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) cannot be more than the number of experts \(4\)"),
+    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+    ({"head_dim": 7}, "must be even"),
+    ({"router_jitter_noise": 0.1}, "sets router_jitter_noise to 0.1"),
+    ({"moe_intermediate_size": 3}, "a mixtral model has no moe_intermediate_size"),
+    ({"num_local_experts": 3}, "unused: layers.0.mlp.experts.down_proj.3"),
+)  # fmt: skip
+PUBLISHED = {
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
+    "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+}
+
+FAMILY = Cases(
+    SMALL,
+    CASES,
+    # quantized, another choice of experts would move the logits by more than rounding
+    few=("mixtral-all-experts", "qwen3_moe-all-experts", "olmoe-all-experts"),
+    gradients=("mixtral-ten-experts", "qwen3_moe-dense-layers", "olmoe"),
+    published=PUBLISHED,
+    refused=REFUSED,
+)

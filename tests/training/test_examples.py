@@ -1,0 +1,198 @@
+"""Training on examples: completions, chats, preference pairs, labels and masked words."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
+
+from minhub_py import bert, classify, from_pretrained, generate, resume, save_pretrained, score, train
+from minhub_py.checkpoints import local
+from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.models.base import Classifier
+
+START = BUILT_IN["gpt2"]
+QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False}
+PAIRS = [("red", "blue"), ("one", "two"), ("up", "down"), ("yes", "no")]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def completions(folder: Path) -> Path:
+    return write(folder / "data.jsonl", [{"prompt": f"{a}:", "completion": b} for a, b in PAIRS * 6])
+
+
+def test_an_adapter_learns_completions(tmp_path: Path) -> None:
+    """The loss of the first evaluation is the mean over completion tokens alone; greedy answers are learned."""
+    path = completions(tmp_path)
+    run = train(path, tmp_path / "run", lora=8, learning_rate=0.01, epochs=40, batch=8, dropout=0.0, **QUICK)
+    assert run.settings.steps == math.ceil(40 * len(run.corpus.train) / 8)
+    tokenizer, base = read_tokenizer(run.folder), from_pretrained(START)
+    held_out = run.corpus.held_out
+    expected, count = 0.0, 0
+    for ids, weights in held_out.sequences(range(len(held_out))):
+        [logprobs] = score(base, [ids.tolist()])
+        expected -= float((logprobs * weights[1:]).sum())
+        count += int(weights[1:].sum())
+    assert run.losses[0]["held_out_loss"] == pytest.approx(expected / count, rel=1e-4)
+    assert run.best_loss < 0.1 * run.losses[0]["held_out_loss"]
+    for prompt, answer in PAIRS:
+        [new] = generate(run.model, [tokenizer.encode(f"{prompt}:").ids], len(answer), temperature=0)
+        assert tokenizer.decode(new) == answer
+
+
+def test_runs_on_examples_resume_bitwise(tmp_path: Path) -> None:
+    path = completions(tmp_path)
+    for settings in ({"lora": 2}, {"lora": {"r": 2, "dropout": 0.1}, "checkpointing": True, "quantize": "int8"}):
+        options = (
+            QUICK | {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2, "accumulate": 2, "batch": 4} | settings
+        )
+        options.pop("progress")
+        name = str(len(settings))
+        whole = train(path, tmp_path / name / "whole" / "run", listener=Notes(), **options)
+        train(path, tmp_path / name / "parts" / "run", listener=Notes(stop=5), **options)
+        same(contents(resume(tmp_path / name / "parts" / "run", progress=False).folder), contents(whole.folder))
+
+
+def test_accumulation_and_checkpointing_do_not_change_the_loss(tmp_path: Path) -> None:
+    path = completions(tmp_path)
+    options = QUICK | {"lora": 2, "steps": 3, "batch": 8, "evaluate_every": 1, "dropout": 0.0}
+    losses = [
+        held_out_losses(train(path, tmp_path / str(index), **options, **more))
+        for index, more in enumerate(({"accumulate": 1}, {"accumulate": 8}, {"accumulate": 4, "checkpointing": True}))
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_preference_pairs_start_at_ln_2(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}:", "chosen": b, "rejected": b[::-1] + "x"} for a, b in PAIRS * 4]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    run = train(path, tmp_path / "run", lora=4, learning_rate=0.01, steps=12, batch=8, **QUICK)
+    assert run.settings.objective == "preference"
+    assert run.losses[0]["held_out_loss"] == pytest.approx(math.log(2), abs=1e-7)
+    assert run.best_loss < 0.5
+    with pytest.raises(ValueError, match="preference pairs need lora=16"):
+        train(path, tmp_path / "full", steps=1, **QUICK)
+
+
+def test_chats_train_on_replies_only(tmp_path: Path) -> None:
+    shutil.copytree(local.BUILTIN / "shakespeare-gpt2", tmp_path / "base")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant:{% endif %}"
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+    rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in PAIRS * 4]
+    path = write(tmp_path / "chats.jsonl", rows)
+    options = QUICK | {"start": str(tmp_path / "base"), "learning_rate": 0.01, "epochs": 20, "batch": 8, "dropout": 0.0}
+    run = train(path, tmp_path / "run", lora=8, **options)
+    assert run.settings.objective == "chat"
+    ids, weights = run.corpus.train.sequences([0])[0]
+    assert run.tokenizer.decode(ids[weights > 0].tolist()) in [f" {b}\n" for _, b in PAIRS]
+    assert run.best_loss < 0.3 * run.losses[0]["held_out_loss"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT with a masked-LM head and a WordPiece tokenizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"good bad film play fine poor a the was is".split()]
+    tokenizer = Tokenizer(models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    model = bert(vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                 num_attention_heads=4, architectures=["BertForMaskedLM"])  # fmt: skip
+    save_pretrained(model, folder, tokenizer)
+    return folder
+
+
+def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> None:
+    texts = [(f"{first} {noun} was {word}", word in ("good", "fine")) for first in ("a", "the")
+             for noun in ("film", "play") for word in ("good", "bad", "fine", "poor")] * 3  # fmt: skip
+    labels = write(tmp_path / "labels.jsonl", [{"text": t, "label": "yes" if good else "no"} for t, good in texts])
+    options = QUICK | {"start": str(encoder), "learning_rate": 3e-3, "epochs": 40.0}
+    run = train(labels, tmp_path / "run", **options)
+    assert run.settings.objective == "labels"
+    assert run.best_loss < 0.3
+    assert run.model.config.labels == ["no", "yes"]
+    answers = classify(run.model, run.tokenizer, ["the film was good", "a play was poor"])
+    assert answers["label"] == ["yes", "no"]
+    numbers = write(tmp_path / "numbers.jsonl", [{"text": t, "label": "1.5" if good else "-0.5"} for t, good in texts])
+    regression = train(numbers, tmp_path / "regression", **options)
+    assert regression.model.config.problem_type == "regression"
+    with torch.no_grad():
+        idx = torch.tensor([regression.tokenizer.encode("the film was fine").ids])
+        assert regression.model(idx).item() == pytest.approx(1.5, abs=0.7)
+    with pytest.raises(ValueError, match="lora does not support labels"):
+        train(labels, tmp_path / "lora", lora=4, **options)
+
+
+def test_a_decoder_learns_labels(tmp_path: Path, bpe_folder: Path) -> None:
+    from minhub_py import llama
+
+    torch.manual_seed(0)
+    model = llama(vocab_size=600, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+                  num_key_value_heads=2, pad_token_id=0)  # fmt: skip
+    save_pretrained(model, tmp_path / "base", read_tokenizer(bpe_folder))
+    rows = [{"text": word, "label": str(index)} for word, index in (("red", 0), ("blue", 1), ("green", 2))] * 8
+    path = write(tmp_path / "labels.jsonl", rows)
+    run = train(
+        path, tmp_path / "run", **(QUICK | {"start": str(tmp_path / "base"), "learning_rate": 5e-3, "epochs": 10})
+    )
+    assert isinstance(run.model, Classifier)
+    assert run.best_loss < 0.3
+
+
+def test_masked_words(tmp_path: Path, encoder: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text\n" + "the film was good\na play is bad\n" * 12)
+    options = QUICK | {"start": str(encoder), "learning_rate": 5e-3, "epochs": 20}
+    run = train(path, tmp_path / "run", **options)
+    assert run.settings.objective == "masked"
+    assert run.best_loss < 0.6 * run.losses[0]["held_out_loss"]
+    adapted = train(path, tmp_path / "adapter", lora=4, **options)
+    assert adapted.best_loss < adapted.losses[0]["held_out_loss"]
+
+
+def test_wrong_examples_are_reported_with_their_row(tmp_path: Path) -> None:
+    good = {"prompt": "a", "completion": "b"}
+    cases: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
+        ([good, good | {"completion": None}], {}, "row 2: completion is missing"),
+        ([good, good | {"completion": 3}], {}, "row 2: completion must be a text, not int"),
+        ([{"question": "a"}] * 3, {}, "has the columns question: training needs messages"),
+        ([good], {}, "has 1 examples"),
+        ([good] * 3, {"start": None}, "needs start"),
+        ([{"messages": [{"role": "user", "content": "x"}]}] * 3, {}, "row 1: the conversation has no assistant"),
+    ]
+    for index, (rows, changes, message) in enumerate(cases):
+        path = write(tmp_path / f"{index}.jsonl", rows)
+        with pytest.raises(ValueError, match=message):
+            train(path, tmp_path / "run", steps=1, **(QUICK | changes))
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_head_in_slices_has_the_same_gradients() -> None:
+    from minhub_py.training import objectives
+
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(8, 50), torch.randn(600, 8, requires_grad=True)
+    targets = torch.randint(50, (600,))
+    sliced = objectives.token_logprobs(head, hidden, targets)
+    whole = -F.cross_entropy(head(hidden), targets, reduction="none")
+    for values in (sliced, whole):
+        values.sum().backward(retain_graph=True)
+        hidden.grad, gradient = None, hidden.grad
+        assert gradient is not None
+    assert torch.allclose(sliced, whole, atol=1e-5)

@@ -1,0 +1,121 @@
+"""Weight tables of Mixtral, Qwen 3 MoE and OLMoE, which name the matrices of the experts differently.
+
+A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate above up. On the
+native side each matrix is apart, in both cases a view of the file.
+"""
+
+from dataclasses import replace
+
+from weights_map.engine import Row, Table, same, tie, unstack
+from weights_map.gguf import GGUFArchitecture
+from weights_map.llama import PAIRS, gguf_architecture
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def expert_rows(experts: str, names: tuple[str, str, str], stacked: str, count: str = "num_experts") -> tuple[Row, ...]:
+    """The rows of a layer's experts. experts: template of the Hub's module.    names: of gate, up and down there.
+
+    stacked: template of the module with the stacked matrices.    count: the config's name of the number of experts.
+    """
+    native = "layers.{}.mlp.experts"
+    gate_up = tuple(f"{native}.{name}.{{}}" for name in PROJECTIONS[:2])
+    return (
+        *(
+            Row(f"{experts}.{{}}.{theirs}.weight", f"{native}.{ours}.{{}}", same, optional=True)
+            for theirs, ours in zip(names, PROJECTIONS, strict=True)
+        ),
+        Row(f"{stacked}.gate_up_proj", gate_up, unstack(count, 2), optional=True),
+        Row(f"{stacked}.down_proj", f"{native}.down_proj.{{}}", unstack(count), optional=True),
+    )
+
+
+def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
+    """The table of a model type. mlp: the Hub's name of the mixture of a layer.    names: of its gate, up and down."""
+    layer = "model.layers.{}"
+    return Table(
+        model_type=model_type,
+        rows=(
+            Row("model.embed_tokens.weight", "embed_tokens.weight", same),
+            Row(f"{layer}.input_layernorm.weight", "layers.{}.input_layernorm.weight", same),
+            *(
+                Row(f"{layer}.self_attn.{name}", f"layers.{{}}.self_attn.{name}", same, optional=optional)
+                for optional, parts in ((False, ("weight",)), (True, ("bias",)))
+                for part in parts
+                for name in (f"{letter}_proj.{part}" for letter in "qkvo")
+            ),
+            *(
+                Row(f"{layer}.self_attn.{name}.weight", f"layers.{{}}.self_attn.{name}.weight", same, optional=True)
+                for name in ("q_norm", "k_norm")
+            ),
+            Row(f"{layer}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
+            *(
+                Row(f"{layer}.{name}.gate.weight", "layers.{}.mlp.gate.weight", same, optional=True)
+                for name in dict.fromkeys((mlp, "mlp"))  # in the Hub's files, and in transformers' memory
+            ),
+            *expert_rows(f"{layer}.{mlp}.experts", names, f"{layer}.mlp.experts"),
+            # Layers without experts
+            *(
+                Row(f"{layer}.mlp.{name}.weight", f"layers.{{}}.mlp.{name}.weight", same, optional=True)
+                for name in PROJECTIONS
+            ),
+            Row("model.norm.weight", "norm.weight", same),
+            Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+        ),
+        spellings=(("model.", ""), ("", "model.")),
+    )
+
+
+W123 = ("w1", "w3", "w2")  # gate, up and down
+tables = (
+    new_table("mixtral", "block_sparse_moe", W123),
+    new_table("qwen3_moe", "mlp", PROJECTIONS),
+    new_table("olmoe", "mlp", PROJECTIONS),
+)
+
+
+def gguf_with_experts(
+    base: GGUFArchitecture, model_type: str, mlp: str, names: tuple[str, str, str], **settings: str
+) -> GGUFArchitecture:
+    """A GGUF architecture with experts in all layers: their matrices are stacked.
+
+    base: the architecture without experts.    mlp, names: as in `new_table`.    settings: further keys of llama.cpp, as
+    names in config.json=key.
+    """
+    layer = f"model.layers.{{}}.{mlp}"
+    rows = [row for row in base.rows if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)]
+    rows.append(Row("blk.{}.ffn_gate_inp.weight", f"{layer}.gate.weight", same))
+    for name, part in zip(names, ("gate", "up", "down"), strict=True):
+        template = f"{layer}.experts.{{}}.{name}.weight"
+        rows.append(Row(f"blk.{{}}.ffn_{part}_exps.weight", template, unstack("num_experts")))
+    experts = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+    experts |= {key: name for name, key in settings.items()}
+    kept = {key: name for key, name in base.settings.items() if model_type != "olmoe" or name != "head_dim"}
+    return replace(
+        base, model_type=model_type, settings={**kept, **experts}, rows=tuple(rows), model_types=(model_type,)
+    )
+
+
+ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+gguf = (
+    replace(
+        gguf_with_experts(
+            gguf_architecture("llama", *PAIRS, flags={}),
+            "mixtral", "block_sparse_moe", W123,
+        ),
+        with_experts=True,
+    ),
+    replace(
+        gguf_with_experts(
+            gguf_architecture("qwen3moe", flags=ATTENTION_BIAS), "qwen3_moe", "mlp",
+            PROJECTIONS, moe_intermediate_size="expert_feed_forward_length",
+        ),
+        derive=lambda settings: {"norm_topk_prob": True},
+    ),
+    replace(
+        gguf_with_experts(
+            gguf_architecture("olmoe", flags=ATTENTION_BIAS), "olmoe", "mlp", PROJECTIONS
+        ),
+        required={"expert_gating_func": 1, "expert_weights_norm": False},
+    ),
+)  # fmt: skip
