@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import (
@@ -276,12 +276,6 @@ class Llama(LanguageModel):
         yield Norm(self.norm)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         yield Logits(head, scale=structure.logit_scale)
-
-
-class LlamaClassifier(Classifier, Llama):
-    """Llama with a sequence classification head in place of the output head."""
-
-    config: "LlamaConfig"
 
 
 @dataclass(frozen=True)
