@@ -422,6 +422,9 @@ class Program:
         padding = -len(factors.lora_A) % RANK_UNIT
         operation.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
         operation.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
+        # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes more at a time.
+        for matrix in (operation.weight, operation.low_a, operation.low_b):
+            matrix.by_columns = 0
         return operation
 
     def matrix(self, source: Any) -> Matrix:
