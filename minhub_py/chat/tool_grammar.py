@@ -17,13 +17,14 @@ from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
+MAX_CALLS = 32  # in one section; small models would repeat calls without end
 COMMON = r"""
 TEXT: /(?s:.*)/
 NL: /[ \n]{0,3}/
 CALL_ID: /[a-zA-Z0-9]{9}/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
-PYTHON_STRING: /'([^'\\\n]|\\.)*'/ | /"([^"\\\n]|\\.)*"/
+PYTHON_STRING: /'([^'\\\x00-\x1f]|\\['"\\nt])*'/ | /"([^"\\\x00-\x1f]|\\['"\\nt])*"/
 """
 
 
@@ -158,14 +159,22 @@ class _Writer:
     def member(self, name: str, key: str, schema: Any) -> str:
         """A parameter with its value."""
         fmt = self.markup.tools
-        types = types_of(schema)
+        types, values = types_of(schema), string_values(schema)
         if fmt.kind == "tags":
             _, before, between, after = (part.replace(KEY, key) for part in fmt.parameter)
             opening = self.text(before + key + between)
+            if values:
+                return self.rule(name, f"{opening} ({' | '.join(map(json.dumps, values))}) {self.text(after)}")
             if "string" in types or not types:
                 return self.rule(name, f"{opening} {self.until(f'{name}_value', after)}")
             self.rule(f"{name}_value", json_rule(schema))
             return self.rule(name, f"{opening} {name}_value {self.text(after)}")
+        if values:
+            quote = "" if fmt.kind == "python" else self.text(fmt.quote)
+            written = [json.dumps(repr(value)) if fmt.kind == "python" else f"({quote} {json.dumps(value)} {quote})"
+                       for value in values]  # fmt: skip
+            equals = "=" if fmt.kind == "python" else ":"
+            return self.rule(name, f"{json.dumps(key + equals)} ({' | '.join(written)})")
         if fmt.kind == "python":
             return self.rule(name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}")
         return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(types)}")
@@ -206,7 +215,7 @@ class _Writer:
         fmt = self.markup.tools
         parts = [first, "one"]
         if parallel and fmt.separator is not None:
-            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one)*")
+            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one){{0,{MAX_CALLS - 1}}}")
         return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
 
     def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
@@ -224,6 +233,13 @@ class _Writer:
 
     def grammar(self, start: str) -> str:
         return "\n".join((f"start: {start}", *self.rules, COMMON))
+
+
+def string_values(schema: Any) -> list[str]:
+    """The values of a schema that lists strings."""
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    strings = isinstance(values, list) and all(isinstance(value, str) and value for value in values)
+    return list(values) if strings and values else []
 
 
 def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:

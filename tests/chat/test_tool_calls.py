@@ -211,6 +211,7 @@ def test_grammars_give_valid_calls(templates: dict[str, ChatTemplate], name: str
                     assert isinstance(arguments["city"], str), text
                     assert arguments.keys() <= SCHEMA["properties"].keys()
                     assert type(arguments.get("days", 0)) is int
+                    assert arguments.get("unit", "C") in ("C", "it's F")
     assert complete
 
 
@@ -252,6 +253,7 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
         if template.markup.tools.native:
             text = template.render([USER, {"role": "assistant", "content": None, "tool_calls": []}, USER])
             assert text == template.render([USER, {"role": "assistant", "content": ""}, USER])
+    assert "<|im_start|>tool\nR-ONE" in templates["hermes"].render(messages, tools=TOOLS)
     named = templates["named"].render([USER, call_message(calls), *results], tools=TOOLS)
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in re.findall(r"\[CALL_ID\](.*?)\[ARGS\]", named))
     described = templates["without tools"].render([USER], tools=TOOLS)
