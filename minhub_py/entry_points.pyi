@@ -172,6 +172,9 @@ __all__ = [
     "qwen3moe",
     "qwen3moe_from_config",
     "qwen3moe_from_pretrained",
+    "granitemoe",
+    "granitemoe_from_config",
+    "granitemoe_from_pretrained",
     "lfm2",
     "lfm2_from_config",
     "lfm2_from_pretrained",
@@ -1075,6 +1078,10 @@ class MixtralSettings(TypedDict, total=False):
     attention_bias: bool
     sliding_window: int | None
     use_sliding_window: bool
+    attention_multiplier: float
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
     attention_dropout: float
     initializer_range: float
     tie_word_embeddings: bool
@@ -2125,6 +2132,26 @@ def qwen3moe_from_config(
     local_files_only: bool = False,
 ) -> Mixtral: ...
 def qwen3moe_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+
+def granitemoe(**config: Unpack[MixtralSettings]) -> Mixtral: ...
+def granitemoe_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Mixtral: ...
+def granitemoe_from_pretrained(
     identifier: str | PathLike[str],
     revision: str = "main",
     *,

@@ -287,6 +287,7 @@ ARCHITECTURES = {
                 ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
                 ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
                 ("qwen3moe", "Qwen 3 MoE", "qwen3_moe", "moe_intermediate_size", published.QWEN3MOE),
+                ("granitemoe", "Granite MoE", "granitemoe", "intermediate_size", published.GRANITEMOE),
             )
         ),
         *(

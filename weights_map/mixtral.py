@@ -1,4 +1,4 @@
-"""Weight tables of Mixtral, Qwen 3 MoE and OLMoE, which name the matrices of the experts differently.
+"""Weight tables of Mixtral, Qwen 3 MoE, OLMoE and Granite MoE, which name the matrices of the experts differently.
 
 A file has the matrices of each expert apart, or stacked as transformers has them in memory, gate above up. On the
 native side each matrix is apart, in both cases a view of the file.
@@ -67,11 +67,30 @@ def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
 
 
 W123 = ("w1", "w3", "w2")  # gate, up and down
+GRANITE, NATIVE = "model.layers.{}.block_sparse_moe", "layers.{}.mlp"
+GATE_UP = (f"{NATIVE}.experts.gate_proj.{{}}", f"{NATIVE}.experts.up_proj.{{}}")
+granite = new_table("granitemoe", "mlp", PROJECTIONS)
 tables = (
     new_table("mixtral", "block_sparse_moe", W123),
     new_table("qwen3_moe", "mlp", PROJECTIONS),
     new_table("olmoe", "mlp", PROJECTIONS),
-)
+    replace(
+        granite,
+        rows=(
+            *(row for row in granite.rows if ".mlp." not in str(row.hub)),
+            Row(f"{GRANITE}.router.layer.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.input_linear.weight", GATE_UP, unstack("num_experts", 2), optional=True),
+            Row(f"{GRANITE}.output_linear.weight", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
+                optional=True),
+            # In transformers' memory
+            Row(f"{GRANITE}.gate.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.router.weight", f"{NATIVE}.gate.weight", same, optional=True),
+            Row(f"{GRANITE}.experts.gate_up_proj", GATE_UP, unstack("num_experts", 2), optional=True),
+            Row(f"{GRANITE}.experts.down_proj", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
+                optional=True),
+        ),
+    ),
+)  # fmt: skip
 
 
 def gguf_with_experts(

@@ -201,8 +201,8 @@ def _is_checkpoint_file(name: str) -> bool:
               help="hub: the layout of transformers. native: the tensor names and shapes of this package. torchscript: "
                    "one file that R torch (jit_load) and C++ can run without Python. gguf: one file for llama.cpp.  "
                    "[default: gguf if OUT ends in .gguf, otherwise hub]")  # fmt: skip
-@click.option("--type", "type_", type=click.Choice(TYPES, case_sensitive=False),
-              help="Type of the matrices in a GGUF file.  [default: F16]")  # fmt: skip
+@click.option("--type", "type_", type=click.Choice(TYPES, case_sensitive=False), metavar="TYPE",
+              help=f"Type of the matrices in a GGUF file: {', '.join(TYPES)}.  [default: F16]")  # fmt: skip
 @click.option("--dtype", type=dtype_choice, help="Dtype of the weights.  [default: unchanged]")
 @click.option("--max-shard-size", type=Bytes(), default="5GB", show_default=True,
               help="Maximum size of one weights file, such as 500MB or 2GB.")  # fmt: skip

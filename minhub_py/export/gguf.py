@@ -82,7 +82,12 @@ def write_gguf(
     architecture = gguf_architecture_of(config["model_type"])
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
     hub = Mapped(table, meta, "native", model.config)
-    names = Mapped(architecture.table, hub, "native", SimpleNamespace(**config))
+    names = Mapped(
+        architecture.table,
+        hub,
+        "native",
+        SimpleNamespace(**{**vars(model.config), **config, **experts_of(model.config)}),
+    )
     shapes = dict(names)
     tensors = names.over(hub.over(with_values(meta, Released(checkpoint))))
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
@@ -195,6 +200,11 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
 
 
+def experts_of(config: Any) -> dict[str, int]:
+    """The number of experts, which configs name differently."""
+    return {"num_experts": config.num_experts} if hasattr(config, "num_experts") else {}
+
+
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     """The keys after "<architecture>." and their values."""
     hub = config.to_hub()
@@ -209,6 +219,7 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     keys = {}
     for key, name in architecture.settings.items():
         value = None if name in ("partial_rotary_factor", "attention_factor") else hub.get(name)
+        value = getattr(config, name, None) if value is None else value
         value = derived.get(key) if value is None else value
         if value is not None:
             keys[key] = value

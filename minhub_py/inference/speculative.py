@@ -89,7 +89,7 @@ class DraftModel:
 
 
 class DraftSequence:
-    """The drafts of a `DraftModel` for one sequence, with a KV cache of their own."""
+    """The drafts of a `DraftModel` for one sequence, with a separate KV cache."""
 
     def __init__(self, model: DraftModel, most: int, max_length: int) -> None:
         self.model, self.most, self.length, self.max_length = model, most, min(most, 4), max_length

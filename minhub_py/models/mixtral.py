@@ -1,9 +1,9 @@
-"""Mixtral in one file, with Qwen 3 MoE and OLMoE, which differ by settings only: Llama with a mixture of experts.
+"""Mixtral in one file, with Qwen 3 MoE, OLMoE and Granite MoE, which differ by settings: Llama with experts.
 
 Sources
     Jiang et al. (2024), "Mixtral of Experts"; Muennighoff et al. (2024), "OLMoE: Open Mixture-of-Experts Language
     Models"; Yang et al. (2025), "Qwen3 Technical Report"; models/llama.py for the rest.
-    Hub docs: `transformers`, model_types "mixtral", "olmoe" and "qwen3_moe".
+    Hub docs: `transformers`, model_types "mixtral", "olmoe", "qwen3_moe" and "granitemoe".
 
 Differences from similar architectures
     Llama        has one MLP per layer.
@@ -12,6 +12,7 @@ Differences from similar architectures
     mixtral      the weights of a token's experts sum to 1
     olmoe        one norm over all heads of q, and one over all heads of k; the weights of all experts sum to 1
     qwen3_moe    a norm of each head of q and k; some layers may have one MLP
+    granitemoe   factors of the embedding, the scores, both branches of a layer, and the logits
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)
@@ -36,7 +37,8 @@ from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
 
-CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+           "granitemoe": "GraniteMoeForCausalLM"}  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -44,15 +46,16 @@ class Attention(nn.Module):
         super().__init__()
         C, size, kind, bias = config.hidden_size, config.head_size, config.model_type, config.attention_bias
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads
-        self.scale, self.window, self.dropout = size**-0.5, config.window, config.attention_dropout
+        self.scale, self.window, self.dropout = config.scale, config.window, config.attention_dropout
         self.all_heads = kind == "olmoe"  # one norm of all heads
         self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
         self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias)
         self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
         sizes = (self.heads * size, self.kv_heads * size) if self.all_heads else (size, size)
-        self.q_norm = None if kind == "mixtral" else RMSNorm(sizes[0], config.rms_norm_eps)
-        self.k_norm = None if kind == "mixtral" else RMSNorm(sizes[1], config.rms_norm_eps)
+        normed = kind in ("olmoe", "qwen3_moe")
+        self.q_norm = RMSNorm(sizes[0], config.rms_norm_eps) if normed else None
+        self.k_norm = RMSNorm(sizes[1], config.rms_norm_eps) if normed else None
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         q, k = self.q_proj(x), self.k_proj(x)
@@ -91,12 +94,13 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
-        routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob)
+        self.factor = config.residual_multiplier
+        routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob, factor=self.factor)
         sparse = config.is_sparse(layer)
         self.mlp = Mixture(config.num_experts, C, inner, config.hidden_act, routing) if sparse else MLP(config)
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), past, rotation)
+        x = x + self.self_attn(self.input_layernorm(x), past, rotation) * self.factor
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -116,14 +120,15 @@ class Mixtral(LanguageModel):
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
-        x = self.embed_tokens(idx)  # (B, T, C)
+        x = self.embed_tokens(idx) * self.config.embedding_multiplier  # (B, T, C)
         rotation = Rotation(self.rope, past.positions, x.dtype)
         for block in self.layers:
             x = block(x, past, rotation)
         return self.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        return logits / self.config.logits_scaling
 
     def cache_layout(self) -> list[KeyValues]:
         config = self.config
@@ -131,7 +136,8 @@ class Mixtral(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        yield Embed(self.embed_tokens)
+        config = self.config
+        yield Embed(self.embed_tokens, scale=None if config.embedding_multiplier == 1 else config.embedding_multiplier)
         for block in self.layers:
             attn, mlp = block.self_attn, block.mlp
             heads = attn.heads, attn.kv_heads
@@ -139,19 +145,19 @@ class Mixtral(LanguageModel):
             yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
             yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, attn.all_heads)
             yield Attend(*heads, attn.scale, attn.window, dropout=attn.dropout)
-            yield Add(attn.o_proj)
+            yield Add(attn.o_proj, scale=block.factor)
             yield Norm(block.post_attention_layernorm)
             if isinstance(mlp, Mixture):
                 yield mlp.step()
             else:
                 yield Linear([mlp.gate_proj, mlp.up_proj])
-                yield Gate(self.config.hidden_act)
+                yield Gate(config.hidden_act)
                 yield Add(mlp.down_proj)
         yield Norm(self.norm)
-        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head, scale=1 / config.logits_scaling)
 
 
-QWEN = {"model_types": ("qwen3_moe",)}
+QWEN, GRANITE = {"model_types": ("qwen3_moe",)}, {"range": (0.0, 1e6), "model_types": ("granitemoe",)}
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,8 @@ class MixtralConfig:
                       "num_key_value_heads": 4, "max_position_embeddings": 2**15, "rms_norm_eps": 1e-6,
                       "sliding_window": 4096, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
                       "bos_token_id": None, "eos_token_id": None},
+        "granitemoe": {"intermediate_size": 11008, "num_key_value_heads": None, "max_position_embeddings": 2048,
+                       "rms_norm_eps": 1e-6},
     }  # fmt: skip
 
     model_type: str = "mixtral"
@@ -195,11 +203,15 @@ class MixtralConfig:
     max_position_embeddings: int = field(default=2**17, metadata={"range": (1, 2**31)})
     rms_norm_eps: float = 1e-5
     rope_parameters: dict | None = None  # type: ignore[type-arg]  # rope_type, rope_theta and others
-    attention_bias: bool = field(default=False, metadata={"model_types": ("olmoe", "qwen3_moe")})
+    attention_bias: bool = field(default=False, metadata={"model_types": ("olmoe", "qwen3_moe", "granitemoe")})
     sliding_window: int | None = field(
         default=None, metadata={"range": (1, 2**31), "model_types": ("mixtral", "qwen3_moe")}
     )  # fmt: skip
     use_sliding_window: bool = field(default=False, metadata=QWEN)
+    attention_multiplier: float = field(default=1.0, metadata=GRANITE)  # of the scores, in place of 1 / √D
+    embedding_multiplier: float = field(default=1.0, metadata=GRANITE)
+    residual_multiplier: float = field(default=1.0, metadata=GRANITE)
+    logits_scaling: float = field(default=1.0, metadata=GRANITE)  # divides the logits
     attention_dropout: float = 0.0
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
@@ -213,6 +225,8 @@ class MixtralConfig:
             check_multiple(self, "hidden_size", "num_attention_heads")
         if self.head_size % 2:
             raise ValueError(f"Mixtral: head_dim ({self.head_size}) must be even: positions rotate pairs")
+        if self.logits_scaling == 0:
+            raise ValueError("Mixtral: logits_scaling must be above 0")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
                 f"Mixtral: num_experts_per_tok ({self.num_experts_per_tok}) cannot be more than the number of experts "
@@ -223,6 +237,11 @@ class MixtralConfig:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return layer not in (self.mlp_only_layers or ()) and (layer + 1) % self.decoder_sparse_step == 0
+
+    @property
+    def scale(self) -> float:
+        """The factor of attention scores."""
+        return self.attention_multiplier if self.model_type == "granitemoe" else self.head_size**-0.5
 
     @property
     def expert_size(self) -> int:
@@ -254,10 +273,10 @@ class MixtralConfig:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
         settings = {name: value for name, value in asdict(self).items() if name not in absent}
-        if self.model_type == "mixtral":
+        if self.model_type in ("mixtral", "granitemoe"):
             settings["num_local_experts"] = settings.pop("num_experts")
         own = {"rope_parameters": self.rope, "num_key_value_heads": self.kv_heads}
-        if self.model_type != "olmoe":
+        if self.model_type in ("mixtral", "qwen3_moe"):
             own["head_dim"] = self.head_size
         if self.model_type == "qwen3_moe":
             own["mlp_only_layers"] = self.mlp_only_layers or []

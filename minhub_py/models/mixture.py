@@ -34,7 +34,7 @@ class Experts(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """An MLP of all tokens beside the experts, times the sigmoid of a number per token."""
+    """An MLP that all tokens use in addition to their experts, multiplied by a sigmoid of each token."""
 
     def __init__(self, channels: int, inner: int, activation: str) -> None:
         super().__init__()

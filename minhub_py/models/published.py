@@ -324,6 +324,15 @@ MIXTRAL: Sizes = {
                                      "num_attention_heads": 48, "max_position_embeddings": 2**16},
 }  # fmt: skip
 OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
+GRANITEMOE: Sizes = {
+    "ibm-granite/granite-3.0-1b-a400m-base": {
+        "model_type": "granitemoe", "vocab_size": 49155, "hidden_size": 1024, "intermediate_size": 512,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 8, "num_experts": 32,
+        "num_experts_per_tok": 8, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+        "logits_scaling": 6.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+    },
+}  # fmt: skip
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
 }  # fmt: skip

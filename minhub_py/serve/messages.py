@@ -70,7 +70,8 @@ async def reply_settings(
     prompt = served.tokenizer.decode(list(ids[-64:]), skip_special_tokens=False)
     schemas = chat.schemas if active else None
     if active or parsed:
-        settings["new_parser"] = lambda: ReplyParser(markup, schemas, prompt, ids)
+        context = [] if served.model.encoder_decoder else ids
+        settings["new_parser"] = lambda: ReplyParser(markup, schemas, prompt, context)
     in_reasoning = begins_reasoning(markup, prompt)
     if active:
         settings["stop_ids"] = settings["stop_ids"] | markup.end_ids

@@ -29,7 +29,7 @@ PROMPT, NEW, REPEATS = 256, 32, 5
 
 
 def memory() -> dict[str, int]:
-    """Resident memory of this process in MB: all, the peak, and what is not mapped from files."""
+    """Resident memory of this process in MB: total, peak, and anonymous memory."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(fields[name].split()[0]) // 1000 for name in ("VmRSS", "VmHWM", "RssAnon")}
 

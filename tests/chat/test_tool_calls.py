@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tool_templates import SCHEMA, TEMPLATES, TOOLS, chat_template
 
+from minhub_py import gpt2
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_format import common_prefix
 from minhub_py.chat.tool_grammar import ToolChoice, tool_grammar
 from minhub_py.chat.tools import schemas_of
+from minhub_py.inference.batch import Batch
 from minhub_py.inference.grammar import Vocabulary
 
 KINDS = {"hermes": "json", "list": "json", "named": "name", "tags": "tags", "python": "python", "literal": "literal",
@@ -254,6 +257,42 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
     described = templates["without tools"].render([USER], tools=TOOLS)
     assert '"name": "get_weather"' in described
     assert described.count("<|im_start|>user") == 1
+
+
+def test_replies_without_calls_are_bitwise_identical_with_a_lazy_grammar(templates: dict[str, ChatTemplate]) -> None:
+    """Also beside sequences that are constrained from the start."""
+    template = templates["without tools"]  # its trigger has several tokens
+    tokenizer = template.tokenizer
+    size = tokenizer.get_vocab_size()
+    torch.manual_seed(0)
+    model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=256, eos_token_id=None).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+    vocabulary = Vocabulary(tokenizer, size, [tokenizer.token_to_id("</s>")])
+    lazy = tool_grammar(vocabulary, template.markup, SCHEMAS, ToolChoice())
+    required = tool_grammar(vocabulary, template.markup, SCHEMAS, ToolChoice(required=True))
+    prompt = tokenizer.encode("Once upon a time").ids
+
+    def run(*grammars: Any) -> dict[int, list[tuple[int, float | None]]]:
+        batch, replies = Batch(model, len(grammars), 256), {}
+        for seed, grammar in enumerate(grammars):
+            row = batch.admit(prompt, 60, generator=torch.Generator().manual_seed(seed), logprobs=True,
+                              matcher=None if grammar is None else grammar.matcher())  # fmt: skip
+            replies[row] = list[tuple[int, float | None]]()
+        while len(batch):
+            for event in batch.step():
+                replies[event.row].append((event.id, event.logprob))
+        return replies
+
+    expected = run(None, None, None, None)
+    result = run(lazy, lazy, required, lazy)
+    rows = list(result)
+    assert [result[row] for row in (rows[0], rows[1], rows[3])] == [
+        expected[row] for row in (rows[0], rows[1], rows[3])
+    ]
+    assert result[rows[2]] != expected[rows[2]]
+    assert tokenizer.decode([id for id, _ in result[rows[2]]]).strip().startswith("<tool_call>")
 
 
 @pytest.mark.parametrize("markers", [True, False])

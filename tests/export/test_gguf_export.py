@@ -25,6 +25,7 @@ WRITTEN = (
     "phi3", "phi3-part", "phi3-short", "smollm3", "granite", "granitemoehybrid", "olmo2", "olmo3",
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
+    "qwen3_moe", "mixtral",
 )  # fmt: skip
 
 

@@ -137,6 +137,8 @@ confirm <- function(folder) {
 # environment in a folder, and `arguments`, the arguments of an installation, and `pythons`, which may have pip.
 choose_installer <- function(uv, python, pip_args) {
   if (isFALSE(uv)) return(pip_installer(if (is.null(python)) find_base_python() else check_base(python), pip_args))
+  problem <- if (!is.null(python)) version_problem(python)
+  if (!is.null(problem)) fail(python, " ", problem, ": pass a Python 3.10 or newer, or none, and uv installs one")
   pythons <- c(python, base_pythons())
   found <- find_uv(uv, pythons)
   if (!is_problem(found)) return(uv_installer(found, python, pythons, pip_args))
@@ -157,10 +159,6 @@ pip_installer <- function(base, pip_args) {
 }
 
 uv_installer <- function(uv, python, pythons, pip_args) {
-  if (!is.null(python)) {
-    problem <- version_problem(python)
-    if (!is.null(problem)) fail(python, " ", problem, ": pass a Python 3.10 or newer, or none, and uv installs one")
-  }
   # uv stops at a shim of a version manager, so it gets the path of a Python that starts.
   suitable <- python %||% Find(function(path) is.null(version_problem(path)), pythons)
   indexes <- pip_indexes(pythons)

@@ -150,6 +150,10 @@ qwen3moe_from_pretrained <- pretrained_of("qwen3moe")
 
 #' @rdname from_pretrained
 #' @export
+granitemoe_from_pretrained <- pretrained_of("granitemoe")
+
+#' @rdname from_pretrained
+#' @export
 qwen35_from_pretrained <- pretrained_of("qwen35")
 
 #' @rdname from_pretrained
@@ -420,6 +424,10 @@ qwen3moe <- random_model_of("qwen3moe")
 
 #' @rdname gpt2
 #' @export
+granitemoe <- random_model_of("granitemoe")
+
+#' @rdname gpt2
+#' @export
 qwen35 <- random_model_of("qwen35")
 
 #' @rdname gpt2
@@ -629,6 +637,10 @@ olmoe_from_config <- from_config_of("olmoe")
 #' @rdname gpt2
 #' @export
 qwen3moe_from_config <- from_config_of("qwen3moe")
+
+#' @rdname gpt2
+#' @export
+granitemoe_from_config <- from_config_of("granitemoe")
 
 #' @rdname gpt2
 #' @export

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen 3 MoE and OLMoE."""
+"""Mixtral, Qwen 3 MoE, OLMoE and Granite MoE."""
 
 from cases import Cases
 
@@ -6,6 +6,7 @@ SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 20, "num_hidd
          "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 96}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
 QWEN = {"moe_intermediate_size": 12, "num_experts": 6, "head_dim": 12, "norm_topk_prob": True}
+GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.5, "residual_multiplier": 0.6, "logits_scaling": 1.25}
 CASES = {
     "mixtral": {"num_local_experts": 4},
     "mixtral-all-experts": {"num_local_experts": 2, "tie_word_embeddings": True},
@@ -24,6 +25,9 @@ CASES = {
     "olmoe": {"num_experts": 6},
     "olmoe-all-experts": {"num_experts": 2, "attention_bias": True, "num_key_value_heads": 4},
     "olmoe-normalized": {"num_experts": 6, "norm_topk_prob": True, "tie_word_embeddings": True, "rope_theta": 37.0},
+    "granitemoe": {"num_local_experts": 4, **GRANITE},
+    "granitemoe-all-experts": {"num_local_experts": 2, **GRANITE, "tie_word_embeddings": True},
+    "granitemoe-absent": {"num_local_experts": 3, "attention_bias": True},
 }  # fmt: skip
 REFUSED = (
     ({"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\) cannot be more than the number of experts \(4\)"),
@@ -37,6 +41,7 @@ PUBLISHED = {
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
     "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112,
     "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
+    "ibm-granite/granite-3.0-1b-a400m-base": 1_334_628_352,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
 }
 
@@ -44,8 +49,8 @@ FAMILY = Cases(
     SMALL,
     CASES,
     # quantized, another choice of experts would move the logits by more than rounding
-    few=("mixtral-all-experts", "qwen3_moe-all-experts", "olmoe-all-experts"),
-    gradients=("mixtral-ten-experts", "qwen3_moe-dense-layers", "olmoe"),
+    few=("mixtral-all-experts", "qwen3_moe-all-experts", "olmoe-all-experts", "granitemoe-all-experts"),
+    gradients=("mixtral-ten-experts", "qwen3_moe-dense-layers", "olmoe", "granitemoe"),
     published=PUBLISHED,
     refused=REFUSED,
 )
