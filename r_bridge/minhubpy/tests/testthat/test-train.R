@@ -185,7 +185,7 @@ test_that("wrong arguments of a training are errors", {
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be between 0 and 9223372036854775807, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
   expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; remove this setting")
-  expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
+  expect_refused(minhub_train(VERSE, passes = 9), "unknown setting passes; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
   expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; the settings of lstm are vocab_size")
@@ -441,4 +441,18 @@ test_that("runs are compared by loss, with their names", {
   expect_refused(minhub_compare(), "minhub_compare() requires at least one run: pass runs or their folders")
   expect_refused(minhub_compare(3), "a run must be the result of minhub_train() or its folder, not 3")
   expect_refused(minhub_compare(tempdir()), "is not a run of minhub_train()")
+})
+
+test_that("an adapter of a model is trained, and its folder loads as a model", {
+  from <- "minhub/shakespeare-gpt2"
+  run <- minhub_train(
+    rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
+  )
+  expect_identical(as.numeric(run$settings$lora$r), 2)
+  expect_true(all(diff(run$losses$held_out_loss) < 0))
+  expect_true(any(basename(list.files(run$folder, recursive = TRUE)) == "adapter_config.json"))
+  text <- function(model) generate(model, "To be", max_new_tokens = 5, temperature = 0, stream = FALSE)
+  expect_identical(text(from_pretrained(run$folder)), text(run$model))
+  expect_refused(minhub_train(VERSE, from = from, lora = "a"), "lora must be one number")
+  expect_refused(minhub_train(VERSE, lora = 2), "lora", class = "ValueError")
 })
