@@ -147,8 +147,11 @@ async def chat(request: HTTPRequest) -> Response:
             message["thinking"] = part.reasoning
         if part.calls:
             message["tool_calls"] = [
-                {"id": call.id, "function": {"name": call.name, "arguments": parse_arguments(call.arguments)}}
-                for call in part.calls
+                {
+                    "id": call.id,
+                    "function": {"index": index, "name": call.name, "arguments": parse_arguments(call.arguments)},
+                }
+                for index, call in enumerate(part.calls)
             ]
         return {"message": message}
 
@@ -305,7 +308,8 @@ async def reply(
         part, whole = ParsedReply(), ParsedReply()
         async for _, delta in generation.deltas():
             for step in steps(delta):
-                if part.calls and step.events[:1] and step.events[0].kind != "arguments":  # the call is complete
+                # In one line: litellm joins the calls of several lines.
+                if part.calls and step.events[:1] and step.events[0].kind not in ("call", "arguments"):
                     yield json_line({**head(), **shape(part), "done": False})
                     part = ParsedReply()
                 first = len(whole.calls)
