@@ -6,9 +6,12 @@ from 1, as in `attention_weights` and `logit_lens`:
     embeddings              the input of layer 1
     layers.3.attn           the output of the attention of layer 3, as added to the residual stream (after its norm)
     layers.3.mlp            the output of the MLP of layer 3, as added to the residual stream
-    layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a norm of the
-                            stream itself (BERT). It is the input of layer 4. In an LSTM: its hidden state h, as the
-                            next layer receives it; the recurrence within the layer is not part of it
+    layers.3.per_layer_input
+                            what layer 3 adds for the vectors that tokens have for each layer (Gemma 4)
+    layers.3.resid          the output of layer 3: the residual stream after its last addition, and after a factor
+                            (Gemma 4) or a norm of the stream itself (BERT). It is the input of layer 4. In an LSTM: its
+                            hidden state h, as the next layer receives it; the recurrence within the layer is not part
+                            of it
     layers.3.heads.2        the output of a head: its weighted sum of values, before the output projection
     layers.3.heads          all heads of the layer, concatenated
     layers.3.neurons.17     an activation of the MLP: an input of its output projection
@@ -45,6 +48,7 @@ from minhub_py.models.steps import (
     CrossAttend,
     DeltaRule,
     Experts,
+    GateLayerInput,
     Linear,
     Norm,
     Recurrent,
@@ -114,7 +118,7 @@ class Points:
                 case Attend() | DeltaRule() | ShortConvolution():
                     layers.append([])
                     mixing = step
-                case CrossAttend():
+                case CrossAttend() | GateLayerInput():
                     mixing = step
                 case Add():
                     self._add(step, mixing, len(layers), paths, prefix)
@@ -148,11 +152,14 @@ class Points:
             self.layers = len(blocks)
 
     def _add(self, step: Add, mixing: Step | None, layer: int, paths: Mapping[int, str], prefix: str) -> None:
-        """Add the points of a module that writes to the residual stream; `mixing`: the attention before it, or None."""
+        """Add the points of a module that writes to the residual stream; `mixing`: the operation before it, or None."""
         name = "mlp" if mixing is None else "cross" if isinstance(mixing, CrossAttend) else "attn"
         start = f"{prefix}layers.{layer}."
         output = step.layer if step.norm is None else step.norm
         size, width = shape_of(step.layer)
+        if isinstance(mixing, GateLayerInput):
+            self.sources[start + "per_layer_input"] = Source(paths[id(output)], "output", size, layer)
+            return
         self.sources[start + name] = Source(paths[id(output)], "output", size, layer, scale=step.scale)
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]

@@ -129,6 +129,10 @@ gemma3_from_pretrained <- pretrained_of("gemma3")
 
 #' @rdname from_pretrained
 #' @export
+gemma4_from_pretrained <- pretrained_of("gemma4")
+
+#' @rdname from_pretrained
+#' @export
 olmo2_from_pretrained <- pretrained_of("olmo2")
 
 #' @rdname from_pretrained
@@ -406,6 +410,10 @@ gemma3 <- random_model_of("gemma3")
 
 #' @rdname gpt2
 #' @export
+gemma4 <- random_model_of("gemma4")
+
+#' @rdname gpt2
+#' @export
 olmo2 <- random_model_of("olmo2")
 
 #' @rdname gpt2
@@ -619,6 +627,10 @@ gemma2_from_config <- from_config_of("gemma2")
 #' @rdname gpt2
 #' @export
 gemma3_from_config <- from_config_of("gemma3")
+
+#' @rdname gpt2
+#' @export
+gemma4_from_config <- from_config_of("gemma4")
 
 #' @rdname gpt2
 #' @export
