@@ -215,6 +215,14 @@ ARCHITECTURES = {
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
             bidirectional_class="EmbeddingGemma", classifies=True,
         ),
+        Architecture(
+            "gemma4", "Gemma 4", "gemma4_text", ("Gemma4Config", "Gemma4"),
+            Training(
+                GROUPED_NAMES, {"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
+                expansion=GATED,
+            ),
+            "google", published.GEMMA4, names={"gemma4": ("gemma4_text",)}, wrappers=("gemma4",),
+        ),
         # Relatives of Llama: a config and a weight table each.
         relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2),
         relative("olmo3", "OLMo 3", "olmo3", "Olmo3", "allenai", published.OLMO3, "olmo2"),
