@@ -12,6 +12,7 @@ from scripted import Script, scripted_model
 from served_models import user
 from tool_templates import SCHEMA, TOOLS
 
+from minhub_py.chat.tool_grammar import MAX_CALLS
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.run import BackgroundServer
@@ -171,6 +172,9 @@ def test_a_call_that_is_cut_is_not_valid(client: Any, script: Script, scripted: 
             parts = list(chat.chat("hermes", user("?"), tools=TOOLS, stream=True, options=options))
         received = [call for part in parts for call in part.message.tool_calls or []]
         assert [call.function.arguments for call in received] == [ARGUMENTS] * len(calls)
+    script.replies.append("\n".join([CALL] * 20))
+    endless = client.chat.completions.create(**ask).choices[0]
+    assert (endless.finish_reason, len(endless.message.tool_calls)) == ("tool_calls", MAX_CALLS)
 
 
 def test_replies_without_calls_do_not_change(client: Any) -> None:
