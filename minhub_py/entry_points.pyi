@@ -14,6 +14,7 @@ from minhub_py.models.cohere import Cohere2
 from minhub_py.models.ernie45 import Ernie45
 from minhub_py.models.exaone4 import Exaone4
 from minhub_py.models.gemma import Gemma
+from minhub_py.models.gemma4 import Gemma4
 from minhub_py.models.glm4 import GLM4
 from minhub_py.models.gpt2 import GPT2
 from minhub_py.models.gptbigcode import GPTBigCode
@@ -100,6 +101,9 @@ __all__ = [
     "gemma3",
     "gemma3_from_config",
     "gemma3_from_pretrained",
+    "gemma4",
+    "gemma4_from_config",
+    "gemma4_from_pretrained",
     "olmo2",
     "olmo2_from_config",
     "olmo2_from_pretrained",
@@ -507,6 +511,40 @@ class GemmaSettings(TypedDict, total=False):
     layer_types: list[str] | None
     use_bidirectional_attention: bool | None
     attention_dropout: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+
+class Gemma4Settings(TypedDict, total=False):
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    use_double_wide_mlp: bool
+    num_hidden_layers: int
+    num_kv_shared_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_global_key_value_heads: int | None
+    head_dim: int
+    global_head_dim: int
+    per_layer_config: dict[str, Any] | None
+    attention_k_eq_v: bool
+    hidden_activation: str
+    hidden_size_per_layer_input: int
+    vocab_size_per_layer_input: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any] | None
+    attention_bias: bool
+    attention_dropout: float
+    final_logit_softcapping: float | None
+    sliding_window: int
+    layer_types: list[str] | None
     initializer_range: float
     tie_word_embeddings: bool
     bos_token_id: int | None
@@ -1057,6 +1095,10 @@ class Qwen35Settings(TypedDict, total=False):
     partial_rotary_factor: float
 
 class MixtralSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     model_type: str
     vocab_size: int
     hidden_size: int
@@ -1662,6 +1704,26 @@ def gemma3_from_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
+
+def gemma4(**config: Unpack[Gemma4Settings]) -> Gemma4: ...
+def gemma4_from_config(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Gemma4: ...
+def gemma4_from_pretrained(
+    identifier: str | PathLike[str],
+    revision: str = "main",
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Gemma4: ...
 
 def olmo2(**config: Unpack[Olmo2Settings]) -> Olmo2: ...
 def olmo2_from_config(

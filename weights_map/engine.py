@@ -192,6 +192,7 @@ class Row:
         operation: the conversion.
         optional: missing in some models or layers.
         head: the head of an encoder that has the row; models with another head, or none, ignore its tensors.
+        layers: the config's name of the number of first layers that have the row; tensors of later layers are ignored.
     """
 
     hub: str | tuple[str, ...]
@@ -199,6 +200,7 @@ class Row:
     operation: Operation = same
     optional: bool = False
     head: str | None = None
+    layers: str | None = None
 
     def templates(self, side: Side) -> tuple[str, ...]:
         """The templates of one side, always as a tuple."""
@@ -324,7 +326,7 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
     ValueError: names are unknown, duplicate (in two spellings), missing, or of an expert that the config does not have;
     or the table needs a config.
     """
-    settings = {row.operation.setting for row in table.rows if row.operation.setting}
+    settings = {name for row in table.rows for name in (row.operation.setting, row.layers) if name}
     if settings and config is None:
         raise ValueError(
             f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(settings))}"
@@ -355,6 +357,8 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
     conversions, all_targets = [], set[str]()
     for _, number, indices in sorted(positions):
         row = table.rows[number]
+        if row.layers and indices[0] >= getattr(config, row.layers):
+            continue
         group = matches[row].get(indices, {})
         values = (getattr(config, row.operation.setting),) if row.operation.setting else ()
         required = row.names(side, indices, *values)

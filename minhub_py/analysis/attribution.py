@@ -10,6 +10,8 @@ where w is the token's row of the head, center subtracts the mean (layer norm) o
 standard deviation or the root mean square. `bias` collects the biases of the norm and of the head.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,10 @@ from torch import Tensor, nn
 from minhub_py.analysis.activations import forward, single_row
 from minhub_py.analysis.hidden_states import steps_after_layers
 from minhub_py.analysis.patching import check_position, token_id
-from minhub_py.analysis.points import ENCODER, Edit, Points, edited, recipe_of
+from minhub_py.analysis.points import ENCODER, Edit, Points, edited, norms_between_additions, recipe_of
 from minhub_py.analysis.tokens import Text
 from minhub_py.inference.arguments import decoder_of
-from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent
+from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def attribution(
     """
     model = decoder_of(model, "attribution()")
     base = recipe_of(model).model
-    if any(isinstance(step, Recurrent) or (isinstance(step, Norm) and step.to_residual) for step in base.steps()):
+    if any(isinstance(step, Recurrent) for step in base.steps()) or norms_between_additions(base.steps()):
         raise ValueError(
             "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
             f"not this {model.config.TITLE}: use patching()"
@@ -87,7 +89,7 @@ def attribution(
         tokens.append(token_id(model, tokenizer, against, "against"))
     points = Points(base)
     own = [name for name in points.sources if not name.startswith(ENCODER)]
-    names = ["embeddings", *(name for name in own if name.endswith((".attn", ".cross", ".mlp")))]
+    names = ["embeddings", *(name for name in own if name.endswith((".attn", ".cross", ".mlp", ".per_layer_input")))]
     head_inputs = [name for name in own if heads and name.endswith(".heads")]
     last = f"layers.{max(points.sources[name].layer for name in own)}.resid"
     stored: dict[str, Tensor] = {}
@@ -106,7 +108,8 @@ def attribution(
     rows = weights_of_rows(head, tokens)  # (C,)
     components = components_of(copy, points, names, stored, heads)
     total = stored[last]
-    x = torch.stack(list(components.values()))
+    factors = [float(step.factor) for step in base.steps() if isinstance(step, ScaleResidual)]
+    x = torch.stack([vector * factor_of(name, factors) for name, vector in components.items()])
     for step in tail:
         if isinstance(step, Norm):
             x, total = frozen(step.layer, x, total), step.layer(total.to(next(base.parameters()).dtype)).float()
@@ -122,6 +125,12 @@ def attribution(
     offset = 0.0 if bias is None else sum(sign * float(bias[id]) for sign, id in zip(signs, tokens, strict=True))
     logit = float(total @ rows * head.scale) + offset
     return Attribution([*components, "bias"], [*values, logit - sum(values)], logit)
+
+
+def factor_of(name: str, factors: Sequence[float]) -> float:
+    """The product of the factors of the residual stream, one at the end of each layer, that follow a component."""
+    layer = int(name.split(".")[1]) if name.startswith("layers.") else 1
+    return math.prod(factors[layer - 1 :])
 
 
 def components_of(
@@ -143,6 +152,7 @@ def components_of(
         parts = head_outputs(step.layer, stored[f"{start}heads"], source.units)
         if step.norm is not None:  # with the scale of the norm of the sum
             parts = frozen(step.norm, parts, parts.sum(dim=0) + bias_of(step.layer, parts))
+        parts = parts * step.scale
         components.update({f"{start}heads.{number}": part for number, part in enumerate(parts, 1)})
         components[f"{name}.bias"] = stored[name] - parts.sum(dim=0)
     return components

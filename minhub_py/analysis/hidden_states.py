@@ -13,7 +13,7 @@ from minhub_py.analysis.points import ENCODER, Points, edited
 from minhub_py.inference.arguments import is_whole
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
-from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, Step
+from minhub_py.models.steps import Add, Embed, Experts, Norm, Recurrent, ScaleResidual, Step
 
 
 class HiddenStates:
@@ -77,6 +77,6 @@ def steps_after_layers(steps: Iterable[Step]) -> list[Step]:
     """The steps after the last change of the residual stream: the final norm, if any, and the head."""
     tail: list[Step] = []
     for step in steps:
-        changes = isinstance(step, Embed | Add | Experts | Recurrent)
+        changes = isinstance(step, Embed | Add | Experts | Recurrent | ScaleResidual)
         tail = [] if changes or (isinstance(step, Norm) and step.to_residual) else [*tail, step]
     return tail

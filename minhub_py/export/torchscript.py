@@ -65,14 +65,18 @@ from minhub_py.models.steps import (
     Embed,
     Experts,
     Gate,
+    GateLayerInput,
     HiddenStates,
+    LayerInputs,
     Linear,
     LoadResidual,
     Logits,
     Norm,
+    NormValues,
     Recurrent,
     Rotate,
     SaveResidual,
+    ScaleResidual,
     ShortConvolution,
     Step,
     StoreResidual,
@@ -156,6 +160,8 @@ class Writer:
         self.lines: list[str] = []
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
+        self.attending = 0  # layers with their own keys
+        self.sources: set[int | None] = set()  # layers whose keys are used again
         self.encoder_layers = self.cross_layers = 0
         if isinstance(model, EncoderDecoder):
             self.write(model.encoder_steps(), "idx")
@@ -165,7 +171,8 @@ class Writer:
 
     def write(self, steps: Iterable[Step], idx: str) -> None:
         """Add the lines of steps that read the token IDs `idx`."""
-        self.idx, self.outputs = idx, 0
+        self.idx, self.outputs, steps = idx, 0, [*steps]
+        self.sources = {step.source for step in steps if isinstance(step, Attend)}
         self.lines.append(f"positions = torch.arange({idx}.size(1), device={idx}.device).unsqueeze(0)")
         for step in steps:
             self.add(step)
@@ -203,6 +210,8 @@ class Writer:
                 self.linear(step)
             case Rotate():
                 self.rotate(step)
+            case NormValues():
+                self.lines.append(f"v = rms_norm(v, None, {step.eps})")
             case Attend():
                 self.attend(step)
             case CrossAttend():
@@ -231,6 +240,12 @@ class Writer:
                 output = output if step.norm is None else self.normed(output, step.norm)
                 output = self.dropped(output, step.dropout)
                 self.lines.append(f"x = x + {output}{'' if step.scale == 1 else f' * {step.scale}'}")
+            case LayerInputs():
+                self.layer_inputs(step)
+            case GateLayerInput():
+                self.lines.append(f"h = {self.activation(step.activation)}(h) * inputs[:, :, {step.layer}]")
+            case ScaleResidual():
+                self.lines.append(f"x = x * {self.path(step.factor)}")
             case Experts():
                 self.experts(step)
             case Recurrent():
@@ -310,6 +325,10 @@ class Writer:
     def split(self, step: Rotate | Attend, q_norm: Any = None, k_norm: Any = None) -> None:
         """Split h into q, k and v, and a gate. q_norm, k_norm: joint norms of all heads."""
         size = self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
+        self.has_heads = True
+        if not step.kv_heads:
+            self.lines.append(f"q = split_heads(h, {step.heads})")
+            return
         sizes = [step.heads * (1 + step.gate) * size, step.kv_heads * size, step.kv_heads * size]
         self.lines.append(f"q, k, v = h.split({sizes}, dim=2)")
         for name, heads, norm in (("q", step.heads, q_norm), ("k", step.kv_heads, k_norm), ("v", step.kv_heads, None)):
@@ -318,7 +337,6 @@ class Writer:
             self.lines.append(f"{name} = split_heads({name}, {heads})")
             if name == "q" and step.gate:
                 self.lines.append("q, gate = q.chunk(2, dim=3)")
-        self.has_heads = True
 
     def rotate(self, step: Rotate) -> None:
         norms = (step.q_norm, step.k_norm)
@@ -326,7 +344,7 @@ class Writer:
         if not (step.all_heads or step.norms_last):
             self.norm_heads(*norms)
         if step.rope is not None:
-            self.rotate_heads(step.rope, step.interleaved)
+            self.rotate_heads(step.rope, step.interleaved, "qk" if step.kv_heads else "q")
         if step.norms_last:
             self.norm_heads(*norms)
 
@@ -336,8 +354,8 @@ class Writer:
             if norm is not None:
                 self.lines.append(f"{name} = {self.normed(name, norm)}")
 
-    def rotate_heads(self, rope: Rope, interleaved: bool) -> None:
-        """Rotate q and k."""
+    def rotate_heads(self, rope: Rope, interleaved: bool, names: str) -> None:
+        """Rotate the variables `names`, q and k or q."""
         if rope not in self.ropes:
             self.ropes.append(rope)
             number = len(self.ropes) - 1
@@ -350,7 +368,7 @@ class Writer:
             )
         number = self.ropes.index(rope)
         angles = f"cos{number}.to(x.dtype), sin{number}.to(x.dtype), {interleaved}"
-        self.lines.append(f"q, k = rotate(q, {angles}), rotate(k, {angles})")
+        self.lines += [f"{name} = rotate({name}, {angles})" for name in names]
         if rope.growth:
             growth = f"query_growth(positions[0], {rope.growth}, {rope.original})"
             self.lines.append(f"q = q * {growth}.to(x.dtype).unsqueeze(1)")
@@ -359,6 +377,12 @@ class Writer:
         if not self.has_heads:
             self.split(step)
         self.has_heads = False
+        if step.source is not None:
+            self.lines.append(f"k, v = kept{step.source}")
+        else:
+            if self.attending in self.sources:
+                self.lines.append(f"kept{self.attending} = (k, v)")
+            self.attending += 1
         settings = f"{step.softcap}, {self.path(step.sinks)}, {self.rate(step.dropout)}, {step.upcast}"
         if step.bias is None:
             settings = f"{step.window or 0}, {step.causal}, {settings}"
@@ -419,6 +443,13 @@ class Writer:
         self.lines.append(f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)")
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
+
+    def layer_inputs(self, step: LayerInputs) -> None:
+        size = step.norm.weight.numel()
+        sizes = f"[{self.outputs // size}, {size}]"
+        rows = f"scaled(F.embedding({self.idx}, {self.path(step.tokens.weight)}), {step.tokens_scale})"
+        norm = self.normed(f"(h * {step.scale}).unflatten(2, {sizes})", step.norm)
+        self.lines.append(f"inputs = ({norm} + {rows}.unflatten(2, {sizes})) * {step.factor}")
 
     def experts(self, step: Experts) -> None:
         rule = step.routing

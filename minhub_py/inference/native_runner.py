@@ -138,8 +138,8 @@ class NativeRunner(TorchRunner):
         return self.logits[: len(requested)]
 
     def _new_buffers(self, tokens: int) -> Tensor:
-        """Buffers for x, h, g and the saved residual stream."""
-        return zeros((4, tokens, self.program.width), torch.float32, CPU)
+        """Buffers for x, h, g, the saved residual stream, and the inputs of layers."""
+        return zeros((5, tokens, self.program.width), torch.float32, CPU)
 
     def _new_codes(self) -> Tensor:
         """A buffer for the quantized activations of each token, with up to 16 bits, and the scales of choices."""
@@ -169,8 +169,9 @@ class NativeRunner(TorchRunner):
         return Call(
             keys=pointers(keys), values=pointers(values), sizes=integers(sizes), cache_dtype=DTYPES[dtype],
             threads=self.threads, x=buffers[0].data_ptr(), h=buffers[1].data_ptr(), g=buffers[2].data_ptr(),
-            saved=buffers[3].data_ptr(), low=self.low.data_ptr(), codes=self.codes.data_ptr(), width=self.program.width,
-            scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // self.threads,
+            saved=buffers[3].data_ptr(), inputs=buffers[4].data_ptr(), low=self.low.data_ptr(),
+            codes=self.codes.data_ptr(), width=self.program.width, scratch=self.scratch.data_ptr(),
+            scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
 
 

@@ -297,14 +297,15 @@ class Past:
         # By window: the attended positions depend on nothing else. A key that contains the number of positions would
         # make torch.compile recompile for each token.
         self._masks: dict[int | None, Tensor | None] = {}
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # keys, values and positions by layer
         self._bias: tuple[Tensor, int | None, Tensor] | None = None  # the latest bias, its window and its masked copy
 
     def attend(
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -314,21 +315,23 @@ class Past:
         causal: bool = True,
         dropout: float = 0.0,
         upcast: bool = False,
+        source: int | None = None,
+        keep: bool = False,
     ) -> Tensor:
         """Cache k and v (B, G, T, D), and return the attention of q (B, H, T, D) to all positions: (B, H, T, D).
 
         scale: factor of the scores; None for 1 / √D.    window: each query attends to its own position and to the
         window - 1 positions before it, and without `causal` to as many after it.    softcap, sinks, dropout, upcast:
         see `layers.attention`.    bias: (B or 1, H, T, S), added to the scores; S are the positions of `attended`.
-        causal: False to attend to later positions, too (an encoder, without a cache).
+        causal: False to attend to later positions, too (an encoder, without a cache).    source: an earlier layer with
+        `keep`, whose keys and values are used in place of k and v.    keep: a later layer uses these keys and values.
 
         A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
         """
         T = self.length
-        if self.cache is not None:
-            k, v, attended = self.cache.update(layer, k, v, self.positions)  # (B, G, S, D) twice, (B or 1, S)
-        else:
-            attended = self.positions
+        k, v, attended = self.keys_values(layer, k, v, source)
+        if keep:
+            self._kept[layer] = k, v, attended
         scale = q.size(-1) ** -0.5 if scale is None else scale
         if self.recorded is None and window is not None and window < T and causal:
             starts = self.positions[:, 0].expand(q.size(0))
@@ -344,6 +347,16 @@ class Past:
         if self.recorded is not None:
             self.recorded[layer] = attention_weights(q.float(), k.float(), mask, is_causal, scale, softcap, sinks)
         return attention(q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast)
+
+    def keys_values(
+        self, layer: int, k: Tensor | None, v: Tensor | None, source: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The attended keys and values (B, G, S, D), and their positions (B or 1, S); see `attend`."""
+        if source is not None:
+            return self._kept[source]
+        assert k is not None
+        assert v is not None
+        return (k, v, self.positions) if self.cache is None else self.cache.update(layer, k, v, self.positions)
 
     def cross_attend(self, layer: int, q: Tensor, *, scale: float, dropout: float = 0.0) -> Tensor:
         """Attention of q (B, H, T, D) to the keys and values of the encoder: (B, H, T, D)."""

@@ -22,13 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, mean: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, mean: Tensor | None = None) -> Tensor:
     """X / sqrt(mean of x²) · (weight + offset) over the last dimension, computed in float32 and rounded once.
 
-    mean: the mean of x², if x is a part of the channels (tensor parallelism).
+    weight: None for a factor of 1.    mean: the mean of x², if x is a part of the channels (tensor parallelism).
     """
     y = x.float()
     y = y * torch.rsqrt((y.square().mean(dim=-1, keepdim=True) if mean is None else mean) + eps)
+    if weight is None:
+        return y.to(x.dtype)
     return (y * weight if offset == 0.0 else y * (offset + weight.float())).to(x.dtype)
 
 

@@ -169,6 +169,15 @@ GEMMA: Sizes = {
     "gemma-3-12b-pt": _llama(3840, 15360, 48, 16, 8, **_GEMMA3_LARGE),
     "gemma-3-27b-pt": _llama(5376, 21504, 62, 32, 16, **_GEMMA3_LARGE, head_dim=128, query_pre_attn_scalar=168),
 }
+_GEMMA4 = {"final_logit_softcapping": 30.0, "eos_token_id": [1, 106]}
+_GEMMA4_DENSE = {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+                 "sliding_window": 1024}  # fmt: skip
+GEMMA4: Sizes = {
+    "gemma-4-E2B": _llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
+                          layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
+    "gemma-4-E4B": _llama(2560, 10240, 42, 8, 2, **_GEMMA4, num_kv_shared_layers=18),
+    "gemma-4-31B": _llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
+}  # fmt: skip
 _MXFP4 = {
     "quantization_config": {
         "modules_to_not_convert": [

@@ -5,7 +5,7 @@
 Sources
     Su et al. (2021), "RoFormer". llama3: Grattafiori et al. (2024). yarn: Peng et al. (2023), equations 18 to 23.
     linear: Chen et al. (2023). dynamic: equal to default within the context length, the maximum in this package.
-    longrope: Ding et al. (2024).
+    longrope: Ding et al. (2024). proportional: default, but only a part of the pairs rotates (Gemma 4).
 """
 
 import math
@@ -31,6 +31,7 @@ ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
          "truncate", "llama_4_scaling_beta", "max_position_embeddings"},
     ),
     "longrope": ({"short_factor", "long_factor", "original_max_position_embeddings"}, {"factor", "attention_factor"}),
+    "proportional": (set(), {"factor", "partial_rotary_factor"}),
 }  # fmt: skip
 
 
@@ -90,14 +91,17 @@ def completed(parameters: Mapping[str, Any] | None, context: int, theta: float =
 
 
 def check(
-    title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False, longrope: bool = False
-) -> None:
+    title: str, rope: Mapping[str, Any], *, partial: bool = False, grows: bool = False, longrope: bool = False,
+    proportional: bool = False,
+) -> None:  # fmt: skip
     """ValueError: a setting contradicts rope_type or is out of range.
 
-    partial, grows, longrope: whether the architecture supports partial_rotary_factor, llama_4_scaling_beta, longrope.
+    partial, grows: whether the architecture supports partial_rotary_factor, llama_4_scaling_beta.    longrope,
+    proportional: whether it supports this rope_type.
     """
     kind = rope["rope_type"]
-    kinds = [name for name in ROPE_TYPES if longrope or name != "longrope"]
+    supported = {"longrope": longrope, "proportional": proportional}
+    kinds = [name for name in ROPE_TYPES if supported.get(name, True)]
     if kind not in kinds:
         raise ValueError(f"{title}: rope_parameters' rope_type {brief(kind)} is not one of {', '.join(kinds)}")
     required, optional = ROPE_TYPES[kind]
@@ -143,6 +147,9 @@ def rope_of(rope: Mapping[str, Any], size: int) -> Rope:
     amplitude = 1.0
     if kind == "linear":
         frequencies = frequencies / factor
+    elif kind == "proportional":  # the frequencies are those of all pairs
+        frequencies = frequencies / factor
+        frequencies[int(rope.get("partial_rotary_factor", 1.0) * size // 2) :] = 0
     elif kind == "llama3":  # long waves are stretched, short waves are unchanged, waves between are interpolated
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         waves = 2 * math.pi / frequencies

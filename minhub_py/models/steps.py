@@ -102,8 +102,9 @@ class Rotate:
     """Norm and rotate the heads of q and k in h, which contains q, k and v, (B, T, (H + 2G) * D).
 
     q_norm, k_norm: norms of each head before the rotation.    all_heads: one norm over all heads of q, and one over all
-    heads of k.    norms_last: the norms follow the rotation.    rope: None for norms only.    interleaved: see
-    `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it is: (B, T, (2H + 2G) * D).
+    heads of k.    kv_heads: 0 if h contains only q.    norms_last: the norms follow the rotation.    rope: None for
+    norms only.    interleaved: see `layers.rotate`.    gate: each head of q is followed by its gate, which stays as it
+    is: (B, T, (2H + 2G) * D).
     """
 
     heads: int
@@ -118,12 +119,22 @@ class Rotate:
 
 
 @dataclass(frozen=True, eq=False)
+class NormValues:
+    """RMS norm, without a weight, of the heads of v in h, which contains q, k and v, (B, T, (H + 2G) * D)."""
+
+    heads: int
+    kv_heads: int
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
 class Attend:
     """h = attention of q, k and v in h, (B, T, H * D); k and v are cached.
 
     scale, window, softcap, sinks, upcast: see `Past.attend`.    gate: as in `Rotate`; each head is multiplied by the
     sigmoid of its gate.    bias: a `RelativeBias` or `ALiBi`, added to the scores.    causal: False for an encoder,
-    without a cache.
+    without a cache.    source: the number, among the layers that cache, of an earlier one whose keys and values are
+    used; h contains only q.
     """
 
     heads: int
@@ -137,6 +148,7 @@ class Attend:
     causal: bool = True
     upcast: bool = False
     dropout: float = 0.0
+    source: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +219,37 @@ class Add:
 
 
 @dataclass(frozen=True, eq=False)
+class LayerInputs:
+    """Save p = (norm(scale · h) + tokens_scale · rows of `tokens`) · factor for `GateLayerInput`.
+
+    h and p contain P numbers for each layer, (B, T, L * P), and the norm is over P numbers. tokens_scale is rounded to
+    the dtype of the rows. The table is only looked up: it is not quantized, and a mapped file is read by rows.
+    """
+
+    tokens: EmbeddingLayer
+    norm: RMSNorm
+    scale: float
+    tokens_scale: float
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class GateLayerInput:
+    """h = activation(h) · the `size` numbers (P) of layer `layer` in p of `LayerInputs`."""
+
+    layer: int
+    size: int
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleResidual:
+    """x = x · factor, a tensor (1,)."""
+
+    factor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Experts:
     """x = x + the sum of the outputs of the experts that `route` selects by router(h); see models/experts.py.
 
@@ -254,9 +297,8 @@ class HiddenStates:
 
 Step = (
     Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear
-    | Rotate | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts | Recurrent
-    | Logits
-    | HiddenStates
+    | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts
+    | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
 )  # fmt: skip
 
 

@@ -14,10 +14,11 @@ from small_models import LSTM, T5, tokenizer
 
 import minhub_py
 from minhub_py import activations, attention_weights, embed, generate, intervene, logit_lens, patching, score
-from minhub_py.analysis.points import Points
+from minhub_py.analysis.attribution import factor_of
+from minhub_py.analysis.points import Points, norms_between_additions
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.quantize import quantize
-from minhub_py.models.steps import Norm
+from minhub_py.models.steps import ScaleResidual
 
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": 80, "n_embd": 24, "n_layer": 3, "n_head": 4}
 CACHES = ["gpt2", "gemma3_text", "lstm", "qwen3_5_text", "t5"]
@@ -59,11 +60,13 @@ def test_embeddings_and_all_contributions_sum_to_the_residual_stream(name: str) 
     sides = [("encoder.", None), ("", ids[:9])] if model.encoder_decoder else [("", None)]
     for start, targets in sides:
         names = [key for key in points.sources if key.startswith(f"{start}layers")]
-        names = [key for key in names if key.endswith((".attn", ".mlp", ".cross"))]
+        names = [key for key in names if key.endswith((".attn", ".mlp", ".cross", ".per_layer_input"))]
         last = f"{start}layers.{max(points.sources[key].layer for key in names)}.resid"
         result = activations(model, None, ids, [f"{start}embeddings", *names, last], targets=targets)
-        total = sum((result[key] for key in names), result[f"{start}embeddings"])
-        if any(isinstance(step, Norm) and step.to_residual for step in model.steps()):
+        factors = [float(step.factor) for step in model.steps() if isinstance(step, ScaleResidual)]
+        parts = {key: result[key] * factor_of(key, factors) for key in (f"{start}embeddings", *names)}
+        total = sum(parts.values())
+        if norms_between_additions(model.steps()):
             assert (total - result[last]).abs().max() > 0.1  # the norms of the stream are between the additions
         else:
             assert_close(total, result[last])

@@ -17,3 +17,6 @@ def draw(model: nn.Module) -> None:
             else:
                 is_embedding = any(part in name for part in ("embed_", "wte", "wpe", "shared", "relative"))
                 parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))

@@ -37,7 +37,8 @@
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
-       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION };
+       POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
+       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -72,13 +73,13 @@ typedef struct {
                               ROUTE: the router, the bias of the choice or NULL; EXPERTS, COMBINE: an expert's weight without
                               its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the convolution (taps,
                               channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE:
-                              projections to
-                              keys and values; ATTEND: second is a bias table by head and distance from -reach to reach,
+                              projections to keys and values; NORM_VALUES: ones; LAYER_INPUTS: rows to look up, the norm
+                              of a layer's part; ATTEND: second is a bias table by head and distance from -reach to reach,
                               or NULL */
     matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
                              rank), whose product is added to the layer before the bias; NULL: none */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
-                             for keys; ATTEND: one sink per head, or NULL; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
+                             for keys; ATTEND: one sink per head, or NULL; SCALE: the factor; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
@@ -102,6 +103,10 @@ typedef struct {
             float alpha, limit;             /* of the gate of one matrix with gate and up in alternate columns */
         } experts;
         struct { int32_t heads, key_heads, key_size; float epsilon; } delta_rule;
+        struct {                            /* LAYER_INPUTS, GATE_INPUT; size: numbers of a layer */
+            int32_t size;
+            float scale, row_scale, factor, epsilon; /* of the projection, of the row, of their sum; of the norm */
+        } inputs;
         struct { float scale, cap; } logits; /* of the input; soft cap of the result, 0: none */
     };
 } operation;
@@ -113,6 +118,7 @@ enum {
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
     ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */
+    NO_KEYS = 4,                      /* ATTEND: only q, to the keys and values that an earlier operation cached in `layer` */
     BIDIRECTIONAL = 1,                /* ATTEND: to all positions, or to `window` positions on both sides; without a cache */
 };
 
@@ -129,7 +135,7 @@ typedef struct {
     const int64_t *outputs; /* indices of the tokens whose logits are requested */
     int64_t output_count;
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
-    float *x, *h, *g, *saved; /* buffers (tokens, width) */
+    float *x, *h, *g, *saved, *inputs; /* buffers (tokens, width); inputs: of LAYER_INPUTS */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
     float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */

@@ -23,10 +23,11 @@ ACTIVATIONS = {
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
          "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
-         "hidden_states": 21, "short_convolution": 22}  # fmt: skip
+         "hidden_states": 21, "short_convolution": 22,
+         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM, ALIBI = 4, 8, 2
+NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS = 4, 8, 2, 4
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -76,6 +77,7 @@ ExpertsParameters = parameters(
     data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32
 )  # fmt: skip
 DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
+InputsParameters = parameters(size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32)
 LogitsParameters = parameters(scale=float32, cap=float32)
 
 
@@ -83,7 +85,8 @@ class Parameters(ctypes.Union):
     _fields_ = [
         ("embed", EmbedParameters), ("norm", NormParameters), ("rotate", RotateParameters),
         ("attend", AttendParameters), ("gate", GateParameters), ("route", RouteParameters),
-        ("experts", ExpertsParameters), ("delta_rule", DeltaRuleParameters), ("logits", LogitsParameters),
+        ("experts", ExpertsParameters), ("delta_rule", DeltaRuleParameters),
+        ("inputs", InputsParameters), ("logits", LogitsParameters),
     ]  # fmt: skip
 
 
@@ -102,13 +105,14 @@ class Call(ctypes.Structure):
         ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
         ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p), ("g", ctypes.c_void_p),
-        ("saved", ctypes.c_void_p), ("low", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("width", ctypes.c_int64),
-        ("scratch", ctypes.c_void_p), ("scratch_width", ctypes.c_int64),
+        ("saved", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("low", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
+        ("scratch_width", ctypes.c_int64),
     ]  # fmt: skip
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 23 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 24 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

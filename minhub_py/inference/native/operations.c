@@ -253,6 +253,18 @@ static void rotate(const operation *op, const call *c, float *in, int64_t m) {
     }
 }
 
+/* The inputs of all layers for token m: the norm of each layer's part of a projection, and the row of the token. */
+static void layer_inputs(const operation *op, const call *c, float *projected, int64_t m) {
+    const int64_t size = op->inputs.size, count = op->weight.columns;
+    float *inputs = c->inputs + m * c->width;
+    kernels.unpack_row(&op->weight, c->ids[m], inputs);
+    for (int64_t i = 0; i < count; i++) projected[i] *= op->inputs.scale;
+    for (int64_t first = 0; first < count; first += size)
+        kernels.rms_norm(projected + first, op->second.data, op->inputs.epsilon, size, projected + first);
+    for (int64_t i = 0; i < count; i++)
+        inputs[i] = (projected[i] + inputs[i] * op->inputs.row_scale) * op->inputs.factor;
+}
+
 /* Stores the heads (tokens, G * D) of token m as keys or values in the slot of its position. */
 static void cache_heads(const operation *op, const call *c, void *to, const float *in, int64_t m) {
     const int64_t G = op->attend.kv_heads, D = op->attend.head_size, size = c->sizes[op->layer];
@@ -277,6 +289,22 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             break;
         case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in); break;
         case ROTATE: rotate(op, c, t->in, m); break;
+        case NORM_VALUES: {
+            const int64_t G = op->rotate.kv_heads, D = op->rotate.head_size;
+            float *v = in + (op->rotate.heads + G) * D;
+            for (int64_t head = 0; head < G; head++)
+                kernels.rms_norm(v + head * D, op->weight.data, op->rotate.epsilon, D, v + head * D);
+            break;
+        }
+        case LAYER_INPUTS: layer_inputs(op, c, in, m); break;
+        case GATE_INPUT: {
+            const int64_t size = op->inputs.size;
+            kernels.gate(in, c->inputs + m * c->width + op->layer * size, in, size, op->activation);
+            break;
+        }
+        case SCALE:
+            for (int64_t i = 0; i < columns; i++) x[i] *= *op->bias;
+            break;
         case GATE: {
             const int64_t width = op->gate.width;
             const float factor = op->gate.sigmoid ? 1 / (1 + expf(-in[2 * width])) : 1;
@@ -305,7 +333,7 @@ static void attend(const operation *op, const call *c, float *in, float *out, in
         parallel((c->tokens + TEXT_QUERIES - 1) / TEXT_QUERIES * op->attend.heads, attend_text_chunk, &t, alone);
         return;
     }
-    if (op->kind == ATTEND) each_token(&t, alone);
+    if (op->kind == ATTEND && !(op->flags & NO_KEYS)) each_token(&t, alone);
     parallel((c->tokens + QUERIES - 1) / QUERIES * op->attend.heads, attend_chunk, &t, alone);
 }
 
@@ -612,6 +640,10 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case NORM:
         case RMS_NORM:
         case ROTATE:
+        case NORM_VALUES:
+        case LAYER_INPUTS:
+        case GATE_INPUT:
+        case SCALE:
         case GATE: {
             task t = {.op = op, .c = c, .in = in, .out = x};
             each_token(&t, alone);

@@ -32,11 +32,13 @@ from minhub_py.inference.native.library import (
     MAX_TOKENS,
     MORE_LINEAR,
     MXFP4,
+    NO_KEYS,
     NORM_LAST,
     TO_STREAM,
     AttendParameters,
     DeltaRuleParameters,
     ExpertsParameters,
+    InputsParameters,
     LogitsParameters,
     Matrix,
     Operation,
@@ -61,14 +63,18 @@ from minhub_py.models.steps import (
     Embed,
     Experts,
     Gate,
+    GateLayerInput,
     HiddenStates,
+    LayerInputs,
     Linear,
     LoadResidual,
     Logits,
     Norm,
+    NormValues,
     Recurrent,
     Rotate,
     SaveResidual,
+    ScaleResidual,
     ShortConvolution,
     Step,
     StoreResidual,
@@ -85,7 +91,7 @@ class Program:
     by_columns: compute products with float32 weights for many tokens, as texts of an encoder have.
     references, arrays: tensors and arrays to which the operations point.    width: the largest number of values of a
     token.    angles: rotation table of each Rope, a row per position.    ropes: of each rotation, before the choice by
-    the size of the cache.    text_head_size: largest head of bidirectional attention.
+    the size of the cache.    text_head_size: largest head of bidirectional attention.    channels: of the embeddings.
     """
 
     def __init__(self, by_columns: bool = False) -> None:
@@ -94,7 +100,7 @@ class Program:
         self.arrays: list[Any] = []
         self.angles: dict[Rope, Tensor] = {}
         self.ropes: list[Rope] = []
-        self.outputs = self.width = self.layers = self.text_head_size = 0
+        self.outputs = self.width = self.layers = self.text_head_size = self.channels = 0
 
     def translate(self, steps: Iterable[Step]) -> Any:
         """An array of operations."""
@@ -112,10 +118,10 @@ class Program:
     def embed(self, step: Embed) -> Operation:
         second = Matrix() if step.positions is None else self.matrix(step.positions)
         operation = Operation(kind=KINDS["embed"], weight=self.matrix(step.tokens), second=second)
-        self.width = max(self.width, operation.weight.columns)
+        self.channels = operation.weight.columns
+        self.width = max(self.width, self.channels)
         if step.scale is not None:
-            dtype = step.tokens.dtype if isinstance(step.tokens, Quantized) else step.tokens.weight.dtype
-            operation.embed.scale = torch.tensor(step.scale, dtype=dtype).item()
+            operation.embed.scale = rounded(step.scale, step.tokens)
         if operation.weight.transposed or operation.second.transposed:
             raise UnsupportedError("an embedding whose rows are not contiguous")
         return operation
@@ -168,8 +174,12 @@ class Program:
         self.width = max(self.width, self.outputs)
         return operations
 
-    def head_size(self, step: Rotate | Attend) -> int:
+    def head_size(self, step: Rotate | Attend | NormValues) -> int:
         """The size of a head of q, k and v."""
+        if isinstance(step, NormValues):
+            return self.outputs // (step.heads + 2 * step.kv_heads)
+        if isinstance(step, Attend) and step.source is not None:
+            return self.outputs // step.heads
         return self.outputs // (step.heads * (1 + step.gate) + 2 * step.kv_heads)
 
     def rotate(self, step: Rotate) -> Operation:
@@ -186,9 +196,16 @@ class Program:
             heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size,
             rotated=2 * len(rope.frequencies),
         )  # fmt: skip
-        if step.q_norm is not None and step.k_norm is not None:
-            operation.weight, operation.second = self.head_factor(step.q_norm), self.head_factor(step.k_norm)
-            operation.rotate.epsilon = step.q_norm.eps
+        if step.q_norm is not None:
+            operation.weight, operation.rotate.epsilon = self.head_factor(step.q_norm), step.q_norm.eps
+        if step.k_norm is not None:
+            operation.second = self.head_factor(step.k_norm)
+        return operation
+
+    def norm_values(self, step: NormValues) -> Operation:
+        size = self.head_size(step)
+        operation = Operation(kind=KINDS["norm_values"], weight=self.vector(torch.ones(size, device=CPU)))
+        operation.rotate = RotateParameters(heads=step.heads, kv_heads=step.kv_heads, head_size=size, epsilon=step.eps)
         return operation
 
     def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
@@ -228,7 +245,9 @@ class Program:
             distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
-        if step.causal:
+        if step.source is not None:
+            operation.layer, operation.flags = step.source, operation.flags | NO_KEYS
+        elif step.causal:
             self.layers += 1
         else:
             self.text_head_size = max(self.text_head_size, size)
@@ -287,6 +306,24 @@ class Program:
             operation.second, operation.norm.epsilon = self.factor(step.norm), step.norm.eps
             self.width = max(self.width, operation.weight.rows)
         return operation
+
+    def layer_inputs(self, step: LayerInputs) -> Operation:
+        operation = Operation(
+            kind=KINDS["layer_inputs"], weight=self.matrix(step.tokens), second=self.factor(step.norm)
+        )
+        operation.inputs = InputsParameters(
+            size=step.norm.weight.numel(), scale=step.scale, row_scale=rounded(step.tokens_scale, step.tokens),
+            factor=step.factor, epsilon=step.norm.eps,
+        )  # fmt: skip
+        return operation
+
+    def gate_layer_input(self, step: GateLayerInput) -> Operation:
+        operation = Operation(kind=KINDS["gate_input"], activation=code_of(step.activation), layer=step.layer)
+        operation.inputs = InputsParameters(size=step.size)
+        return operation
+
+    def scale_residual(self, step: ScaleResidual) -> Operation:
+        return Operation(kind=KINDS["scale"], weight=Matrix(columns=self.channels), bias=self.floats(step.factor))
 
     def experts(self, step: Experts) -> list[Operation]:
         routing = step.routing
@@ -480,9 +517,16 @@ TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] =
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,
     DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Gate: Program.gate, Add: Program.add,
-    Experts: Program.experts,
+    Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,
+    GateLayerInput: Program.gate_layer_input, ScaleResidual: Program.scale_residual,
     Recurrent: Program.recurrent, Logits: Program.logits,
 }  # fmt: skip
+
+
+def rounded(scale: float, layer: Any) -> float:
+    """The factor of an embedding's rows, in their dtype."""
+    dtype = layer.dtype if isinstance(layer, Quantized) else layer.weight.dtype
+    return torch.tensor(scale, dtype=dtype).item()
 
 
 def pointers_into(tensor: Tensor) -> list[int]:

@@ -1,0 +1,369 @@
+"""The language model of Gemma 4 in one file: E2B, E4B and 31B.
+
+Sources
+    Gemma Team (2026), "Gemma 4"; (2025), "Gemma 3n", for embeddings per layer and shared keys and values.
+    Rotary positions: Su et al. (2021); RMS norm: Zhang & Sennrich (2019); KV heads: Ainslie et al. (2023), "GQA"; soft
+    caps by tanh: Bello et al. (2016); keys and values shared by layers: Brandon et al. (2024), "Cross-Layer Attention".
+    Hub docs: `transformers`, model_types "gemma4_text" and "gemma4" (with images and sounds; only its text model).
+
+Differences from similar architectures
+    Gemma 3    multiplies by 1 + weight in its norms, here by the weight; its v has no norm; its scores have a factor.
+               Here each layer type has its own head size, and a layer ends with a product with a number.
+
+    E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
+               last layers compute no keys and values, but attend to those of an earlier layer of their type
+    31B        the values of global layers are their keys, before norm and rotation
+
+Notation
+    B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D head size
+    L layers    P numbers of a token for each layer    V vocabulary
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.models import rotary, steps
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.layers import RMSNorm, merge_heads, rms_norm, scaled, split_heads
+from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import check_layer_types
+from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
+
+
+class Attention(nn.Module):
+    """source: the layer whose keys and values this layer attends to, or None for its own."""
+
+    def __init__(self, config: "Gemma4Config", layer: int) -> None:
+        super().__init__()
+        C, size, bias = config.hidden_size, config.head_sizes[layer], config.attention_bias
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.kv_heads[layer]
+        self.kind, self.window, self.source = config.kinds[layer], config.windows[layer], config.sources[layer]
+        self.keeps, self.dropout, self.eps = layer in config.sources, config.attention_dropout, config.rms_norm_eps
+        own = self.source is None
+        has_values = own and not (config.attention_k_eq_v and self.kind == FULL)
+        self.q_proj = nn.Linear(C, self.heads * size, bias=bias)
+        self.k_proj = nn.Linear(C, self.kv_heads * size, bias=bias) if own else None
+        self.v_proj = nn.Linear(C, self.kv_heads * size, bias=bias) if has_values else None
+        self.o_proj = nn.Linear(self.heads * size, C, bias=bias)
+        self.q_norm = RMSNorm(size, self.eps)
+        self.k_norm = RMSNorm(size, self.eps) if own else None
+
+    def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
+        q = self.q_norm(split_heads(self.q_proj(x), self.heads))  # (B, H, T, D)
+        k = v = None
+        if self.k_proj is None or self.k_norm is None:
+            q, _ = rotation(q, q[:, :0])
+        else:
+            k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
+            v = k if self.v_proj is None else split_heads(self.v_proj(x), self.kv_heads)
+            v = rms_norm(v, None, self.eps)
+            q, k = rotation(q, self.k_norm(k))
+        y = past.attend(
+            self.layer, q, k, v, scale=1.0, window=self.window, source=self.source, keep=self.keeps,
+            dropout=self.dropout if self.training else 0.0,
+        )  # fmt: skip  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: "Gemma4Config", layer: int) -> None:
+        super().__init__()
+        C, inner = config.hidden_size, config.inner_sizes[layer]
+        self.gate_proj = nn.Linear(C, inner, bias=False)
+        self.up_proj = nn.Linear(C, inner, bias=False)
+        self.down_proj = nn.Linear(inner, C, bias=False)
+        self.act = ACTIVATIONS[config.hidden_activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    layer_scalar: Tensor
+
+    def __init__(self, config: "Gemma4Config", layer: int) -> None:
+        super().__init__()
+        C, P, eps = config.hidden_size, config.hidden_size_per_layer_input, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(C, eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(C, eps)
+        self.pre_feedforward_layernorm = RMSNorm(C, eps)
+        self.mlp = MLP(config, layer)
+        self.post_feedforward_layernorm = RMSNorm(C, eps)
+        self.act = ACTIVATIONS[config.hidden_activation]
+        self.per_layer_input_gate = nn.Linear(C, P, bias=False) if P else None
+        self.per_layer_projection = nn.Linear(P, C, bias=False) if P else None
+        self.post_per_layer_input_norm = RMSNorm(C, eps) if P else None
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    def forward(self, x: Tensor, past: Past, rotation: Rotation, inputs: Tensor | None) -> Tensor:
+        """inputs: the vectors (B, T, P) of this layer, or None."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), past, rotation))
+        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        if inputs is not None:
+            assert self.per_layer_input_gate is not None
+            assert self.per_layer_projection is not None
+            assert self.post_per_layer_input_norm is not None
+            gated = self.act(self.per_layer_input_gate(x)) * inputs
+            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
+        return x * self.layer_scalar
+
+
+class Gemma4(LanguageModel):
+    config: "Gemma4Config"
+
+    def __init__(self, config: "Gemma4Config") -> None:
+        super().__init__()
+        self.config = config
+        C, L, P = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
+        sizes = dict(zip(config.kinds, config.head_sizes, strict=True))
+        self.ropes = {kind: rotary.rope_of(config.ropes[kind], size) for kind, size in sorted(sizes.items())}
+        self.embed_tokens = nn.Embedding(config.vocab_size, C)
+        self.embed_tokens_per_layer = nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
+        self.per_layer_model_projection = nn.Linear(C, L * P, bias=False) if P else None
+        self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps) if P else None
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(L))
+        self.norm = RMSNorm(C, config.rms_norm_eps)
+        # A tied head is the token embedding itself and has no parameter.
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(C, config.vocab_size, bias=False)
+        self.init_weights(config.initializer_range)
+
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = scaled(self.embed_tokens(idx), self.config.hidden_size**0.5)  # (B, T, C)
+        inputs = self.layer_inputs(idx, x)
+        rotations = {kind: Rotation(rope, past.positions, x.dtype) for kind, rope in self.ropes.items()}
+        for layer, (block, kind) in enumerate(zip(self.layers, self.config.kinds, strict=True)):
+            x = block(x, past, rotations[kind], None if inputs is None else inputs[:, :, layer])
+        return self.norm(x)
+
+    def layer_inputs(self, idx: Tensor, x: Tensor) -> Tensor | None:
+        """The vectors (B, T, L, P) of token IDs (B, T) for each layer; None if the model has none.
+
+        x: the embeddings (B, T, C).
+        """
+        if self.embed_tokens_per_layer is None:
+            return None
+        assert self.per_layer_model_projection is not None
+        assert self.per_layer_projection_norm is not None
+        L, P = self.config.num_hidden_layers, self.config.hidden_size_per_layer_input
+        rows = scaled(self.embed_tokens_per_layer(idx), P**0.5).unflatten(2, (L, P))
+        projected = (self.per_layer_model_projection(x) * self.config.hidden_size**-0.5).unflatten(2, (L, P))
+        return (self.per_layer_projection_norm(projected) + rows) * HALF_VARIANCE
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def cache_layout(self) -> Layout:
+        """The cache of the first layers; the other layers use it, too."""
+        config = self.config
+        layers = zip(config.kv_heads, config.head_sizes, config.windows, strict=True)
+        return [KeyValues(*layer) for layer in layers][: config.caching_layers]
+
+    def steps(self) -> Iterator[Step]:
+        block: Any
+        config, activation = self.config, self.config.hidden_activation
+        P = config.hidden_size_per_layer_input
+        yield Embed(self.embed_tokens, scale=config.hidden_size**0.5)
+        if self.embed_tokens_per_layer is not None:
+            assert self.per_layer_projection_norm is not None
+            yield Linear([self.per_layer_model_projection])
+            yield steps.LayerInputs(
+                self.embed_tokens_per_layer, self.per_layer_projection_norm, config.hidden_size**-0.5, P**0.5,
+                HALF_VARIANCE,
+            )  # fmt: skip
+        for layer, block in enumerate(self.layers):
+            attn, mlp = block.self_attn, block.mlp
+            yield Norm(block.input_layernorm)
+            if attn.source is None:
+                yield Linear([attn.q_proj, attn.k_proj, attn.k_proj if attn.v_proj is None else attn.v_proj])
+                yield Rotate(attn.heads, attn.kv_heads, self.ropes[attn.kind], attn.q_norm, attn.k_norm)
+                yield steps.NormValues(attn.heads, attn.kv_heads, attn.eps)
+            else:
+                yield Linear([attn.q_proj])
+                yield Rotate(attn.heads, 0, self.ropes[attn.kind], attn.q_norm)
+            yield Attend(attn.heads, attn.kv_heads, 1.0, attn.window, source=attn.source, dropout=attn.dropout)
+            yield Add(attn.o_proj, block.post_attention_layernorm)
+            yield Norm(block.pre_feedforward_layernorm)
+            yield Linear([mlp.gate_proj, mlp.up_proj])
+            yield Gate(activation)
+            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
+            if P:
+                yield LoadResidual()
+                yield Linear([block.per_layer_input_gate])
+                yield steps.GateLayerInput(layer, P, activation)
+                yield Add(block.per_layer_projection, block.post_per_layer_input_norm)
+            yield steps.ScaleResidual(block.layer_scalar)
+        yield Norm(self.norm)
+        yield Logits(
+            self.embed_tokens if self.lm_head is None else self.lm_head, softcap=config.final_logit_softcapping
+        )
+
+
+@dataclass(frozen=True)
+class Gemma4Config:
+    """The settings of config.json that change the result. Defaults: transformers."""
+
+    TITLE: ClassVar = "Gemma 4"
+    # Of text, no model attends in both directions: "vision" means the tokens of an image.
+    ONLY_VALUE: ClassVar[Mapping[str, object]] = {"use_bidirectional_attention": "vision", "enable_moe_block": False}
+    NO_EFFECT: ClassVar = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})
+
+    model_type: str = "gemma4_text"
+    vocab_size: int = 262144
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    use_double_wide_mlp: bool = False  # doubles intermediate_size in the layers with shared keys
+    num_hidden_layers: int = field(default=30, metadata={"range": (1, 4096)})
+    num_kv_shared_layers: int = field(default=0, metadata={"range": (0, 4095)})  # the last layers
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    num_global_key_value_heads: int | None = field(default=None, metadata={"range": (1, 2**24)})  # if attention_k_eq_v
+    head_dim: int = field(default=256, metadata={"range": (2, 2**16)})
+    global_head_dim: int = field(default=512, metadata={"range": (2, 2**16)})
+    # Newer files have both global settings here: layer number -> head_dim, num_key_value_heads.
+    per_layer_config: dict | None = None  # type: ignore[type-arg]
+    attention_k_eq_v: bool = False  # the values of global layers are their keys
+    hidden_activation: str = field(default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)})
+    hidden_size_per_layer_input: int = field(default=256, metadata={"range": (0, 2**24)})  # P
+    vocab_size_per_layer_input: int = 262144
+    max_position_embeddings: int = field(default=131072, metadata={"range": (1, 2**31)})
+    rms_norm_eps: float = 1e-6
+    rope_parameters: dict | None = None  # type: ignore[type-arg]  # one per layer type
+    attention_bias: bool = False
+    attention_dropout: float = 0.0
+    final_logit_softcapping: float | None = field(default=None, metadata={"range": (1e-3, 1e9)})
+    sliding_window: int = field(default=512, metadata={"range": (1, 2**31)})
+    layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"; the last layer is always full
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 1
+    pad_token_id: int | None = 0
+
+    def __post_init__(self) -> None:
+        check_layer_types("Gemma 4", self.kinds, (FULL, SLIDING), self.num_hidden_layers)
+        for size, heads in zip(self.head_sizes, self.kv_heads, strict=True):
+            if size % 2:
+                raise ValueError(f"Gemma 4: the head size ({size}) must be even: positions rotate pairs")
+            if self.num_attention_heads % heads:
+                raise ValueError(
+                    f"Gemma 4: num_attention_heads ({self.num_attention_heads}) must be a multiple of the KV heads of "
+                    f"each layer ({heads})"
+                )
+        if missing := sorted(set(self.kinds) - set(self.kinds[: self.caching_layers])):
+            raise ValueError(
+                f"Gemma 4: num_kv_shared_layers ({self.num_kv_shared_layers}) leaves no layer of {missing[0]} with its "
+                "own keys and values"
+            )
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            raise ValueError(
+                f"Gemma 4: vocab_size_per_layer_input ({self.vocab_size_per_layer_input}) cannot be less than "
+                f"vocab_size ({self.vocab_size})"
+            )
+        for rope in self.ropes.values():
+            rotary.check("Gemma 4", rope, proportional=True)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The type of each layer. As in transformers, the last layer is full, whatever layer_types says."""
+        count = self.num_hidden_layers
+        kinds = self.layer_types or [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(count)]
+        return [*kinds[:-1], FULL]
+
+    @property
+    def caching_layers(self) -> int:
+        """The number of first layers, which compute and cache keys and values."""
+        return max(self.num_hidden_layers - self.num_kv_shared_layers, 0)
+
+    @property
+    def sources(self) -> list[int | None]:
+        """For each layer, the layer whose keys and values it shares: the last caching layer of its type; or None."""
+        kinds, own = self.kinds, self.caching_layers
+        last = {kind: layer for layer, kind in enumerate(kinds[:own])}
+        return [None if layer < own else last[kind] for layer, kind in enumerate(kinds)]
+
+    @property
+    def global_sizes(self) -> tuple[int, int]:
+        """Head size and number of KV heads of the full layers. ValueError: per_layer_config has other differences."""
+        full = {str(layer) for layer, kind in enumerate(self.kinds) if kind == FULL}
+        heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
+        own = {"head_dim": self.global_head_dim, "num_key_value_heads": heads or self.num_key_value_heads}
+        if self.per_layer_config is None:
+            return own["head_dim"], own["num_key_value_heads"]
+        sliding = {"head_dim": self.head_dim, "num_key_value_heads": self.num_key_value_heads}
+        entries = list(self.per_layer_config.values())
+        first = entries[0] if entries else {}
+        same = all(entry == first for entry in entries) and set(self.per_layer_config) in (full, set())
+        if (
+            not same
+            or not isinstance(first, dict)
+            or not all(name in sliding and type(value) is int and 1 <= value <= 2**16 for name, value in first.items())
+        ):
+            raise ValueError(
+                "Gemma 4: per_layer_config must hold the same head_dim and num_key_value_heads for all layers of "
+                "full_attention, and nothing else"
+            )
+        merged = {**sliding, **first}
+        return merged["head_dim"], merged["num_key_value_heads"]
+
+    @property
+    def head_sizes(self) -> list[int]:
+        """D of each layer."""
+        return [self.global_sizes[0] if kind == FULL else self.head_dim for kind in self.kinds]
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """G of each layer."""
+        return [self.global_sizes[1] if kind == FULL else self.num_key_value_heads for kind in self.kinds]
+
+    @property
+    def inner_sizes(self) -> list[int]:
+        """The inner width of each layer's MLP."""
+        doubled = 2 if self.use_double_wide_mlp else 1
+        return [self.intermediate_size * (1 if source is None else doubled) for source in self.sources]
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer, in positions; None for all previous positions."""
+        return [self.sliding_window if kind == SLIDING else None for kind in self.kinds]
+
+    @property
+    def ropes(self) -> dict[str, dict[str, Any]]:
+        """rope_parameters of each layer type, with defaults. ValueError: they are not one dict per layer type."""
+        parameters = self.rope_parameters or {}
+        if not all(name in (FULL, SLIDING) and isinstance(value, dict | None) for name, value in parameters.items()):
+            raise ValueError(f"Gemma 4: rope_parameters must hold settings for {FULL} and {SLIDING}")
+        full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+        return {
+            kind: rotary.completed(parameters.get(kind) or default, self.max_position_embeddings)
+            for kind, default in ((FULL, full), (SLIDING, {}))
+        }
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json of this model for transformers."""
+        settings = {name: value for name, value in asdict(self).items() if name != "per_layer_config"}
+        size, heads = self.global_sizes
+        settings |= {"global_head_dim": size, "layer_types": self.kinds, "rope_parameters": self.ropes}
+        if self.attention_k_eq_v:
+            settings["num_global_key_value_heads"] = heads
+        elif heads != self.num_key_value_heads:  # not without attention_k_eq_v
+            entry = {"head_dim": size, "num_key_value_heads": heads}
+            full = [layer for layer, kind in enumerate(self.kinds) if kind == FULL]
+            settings["per_layer_config"] = {str(layer): entry for layer in full}
+        return {"architectures": ["Gemma4ForCausalLM"], **settings}
+
+    @property
+    def context_length(self) -> int:
+        """Maximum number of positions."""
+        return self.max_position_embeddings
