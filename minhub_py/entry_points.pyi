@@ -1095,6 +1095,10 @@ class Qwen35Settings(TypedDict, total=False):
     partial_rotary_factor: float
 
 class MixtralSettings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     model_type: str
     vocab_size: int
     hidden_size: int

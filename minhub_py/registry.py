@@ -48,7 +48,7 @@ class Architecture:
     module: str = ""  # if several architectures share a module: its name
     is_encoder: bool = False  # a text encoder, which predicts no next token
     bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
-    classifier_class: str = ""  # of a decoder: name of the class for a config with a sequence classification head
+    classifies: bool = False  # a decoder that can have a sequence classification head
 
     @property
     def trainable(self) -> bool:
@@ -78,8 +78,8 @@ class Architecture:
         """The nn.Module of a config: `Model`, or a class for bidirectional attention or classification."""
         if self.bidirectional_class and getattr(config, "bidirectional", False):
             return getattr(self._module, self.bidirectional_class)
-        if self.classifier_class and getattr(config, "head", None) == "sequence":
-            return getattr(self._module, self.classifier_class)
+        if self.classifies and getattr(config, "head", None) == "sequence":
+            return import_module("minhub_py.models.base").classifier_of(self.Model)
         return self.Model
 
     def new(self, config: "ModelConfig") -> "LanguageModel":
@@ -128,12 +128,12 @@ def relative(
     owner: str,
     sizes: published.Sizes,
     module: str = "",
-    classifier_class: str = "",
+    classifies: bool = True,
 ) -> Architecture:
     """A relative of Llama (models/structure.py). model: the model's class; the config's class has the same name."""
     training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
     return Architecture(name, title, model_type, (f"{model}Config", model), training, owner, sizes, module=module,
-                        classifier_class=classifier_class)  # fmt: skip
+                        classifies=classifies)  # fmt: skip
 
 
 ARCHITECTURES = {
@@ -141,7 +141,7 @@ ARCHITECTURES = {
     for architecture in (
         Architecture(
             "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
-            "openai-community", published.GPT2, classifier_class="GPT2Classifier",
+            "openai-community", published.GPT2, classifies=True,
         ),
         Architecture(
             "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
@@ -150,17 +150,16 @@ ARCHITECTURES = {
                  "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
                 {"window_size": 32},
             ),
-            "EleutherAI", published.GPTNEO, classifier_class="GPTNeoClassifier",
+            "EleutherAI", published.GPTNEO, classifies=True,
         ),
         Architecture(
             "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
-            Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE,
-            classifier_class="GPTBigCodeClassifier",
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE, classifies=True,
         ),
         Architecture(
             "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
             Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
-            "EleutherAI", published.GPTNEOX, classifier_class="GPTNeoXClassifier",
+            "EleutherAI", published.GPTNEOX, classifies=True,
         ),
         Architecture(
             "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
@@ -170,22 +169,22 @@ ARCHITECTURES = {
                  "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
                 expansion=GATED / 2,  # two experts per token
             ),
-            "openai", published.GPTOSS, classifier_class="GPTOSSClassifier",
+            "openai", published.GPTOSS, classifies=True,
         ),
         Architecture(
             "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
             Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
-            classifier_class="GPTJClassifier",
+            classifies=True,
         ),
         Architecture(
             "phi", "Phi", "phi", ("PhiConfig", "Phi"),
             Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
-            "microsoft", published.PHI, classifier_class="PhiClassifier",
+            "microsoft", published.PHI, classifies=True,
         ),
         Architecture(
             "opt", "OPT", "opt", ("OPTConfig", "OPT"),
             Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
-            classifier_class="OPTClassifier",
+            classifies=True,
         ),
         Architecture(
             "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
@@ -208,13 +207,13 @@ ARCHITECTURES = {
             presets=published.LLAMA,
             names={"llama": ("llama",), "mistral": ("mistral",), "ministral": ("ministral", "ministral3"),
                    "qwen2": ("qwen2",), "qwen3": ("qwen3",)},
-            wrappers=("mistral3",), classifier_class="LlamaClassifier",
+            wrappers=("mistral3",), classifies=True,
         ),
         Architecture(
             "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
             Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
             names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
-            bidirectional_class="EmbeddingGemma", classifier_class="GemmaClassifier",
+            bidirectional_class="EmbeddingGemma", classifies=True,
         ),
         Architecture(
             "gemma4", "Gemma 4", "gemma4_text", ("Gemma4Config", "Gemma4"),
@@ -225,7 +224,7 @@ ARCHITECTURES = {
             "google", published.GEMMA4, names={"gemma4": ("gemma4_text",)}, wrappers=("gemma4",),
         ),
         # Relatives of Llama: a config and a weight table each.
-        relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2, classifier_class="Olmo2Classifier"),
+        relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2),
         relative("olmo3", "OLMo 3", "olmo3", "Olmo3", "allenai", published.OLMO3, "olmo2"),
         relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", published.PHI3),
         relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", published.SMOLLM3),
@@ -245,7 +244,7 @@ ARCHITECTURES = {
         Architecture(
             "bloom", "BLOOM", "bloom", ("BloomConfig", "Bloom"),
             Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}), "bigscience",
-            published.BLOOM,
+            published.BLOOM, classifies=True,
         ),
         Architecture(
             "xglm", "XGLM", "xglm", ("XGLMConfig", "XGLM"),
@@ -259,8 +258,7 @@ ARCHITECTURES = {
                  "linear_key_head_dim": 32, "linear_value_head_dim": 32},
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, names={"qwen35": ("qwen3_5_text",)}, wrappers=("qwen3_5",),
-            classifier_class="Qwen35Classifier",
+            "Qwen", published.QWEN35, names={"qwen35": ("qwen3_5_text",)}, wrappers=("qwen3_5",), classifies=True,
         ),
         *(
             Architecture(
@@ -272,8 +270,7 @@ ARCHITECTURES = {
                      "num_experts": 4, "num_experts_per_tok": 2},
                     expansion=GATED / 3,  # two experts per token, and the shared one
                 ),
-                "Qwen", sizes, names={name: (model_type,)}, module="qwen35", wrappers=wrappers,
-                classifier_class="Qwen35Classifier",
+                "Qwen", sizes, names={name: (model_type,)}, module="qwen35", wrappers=wrappers, classifies=True,
             )
             for name, title, model_type, sizes, wrappers in (
                 ("qwen35moe", "Qwen 3.5 MoE", "qwen3_5_moe_text", published.QWEN35MOE, ("qwen3_5_moe",)),
@@ -289,7 +286,7 @@ ARCHITECTURES = {
                      "tie_word_embeddings": True},
                     expansion=GATED / 2,  # two experts per token
                 ),
-                presets=sizes, names={name: (model_type,)}, module="mixtral",
+                presets=sizes, names={name: (model_type,)}, module="mixtral", classifies=True,
             )
             for name, title, model_type, inner, sizes in (
                 ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),

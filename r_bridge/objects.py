@@ -27,6 +27,7 @@ class Model:
     identifier: str | None = None
     chat: Any = None  # the conversation with its KV cache (methods/chats.py)
     signature: Any = None  # of the files in `folder` when they were loaded (minhub_py/checkpoints/fingerprint.py)
+    adapter: Path | None = None
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -1,5 +1,7 @@
 """Training runs for R: conversion of settings, events and results."""
 
+import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -81,6 +83,25 @@ class RListener(Listener):
         return self.session.cancelled.is_set()
 
     cancelled = asks_to_stop  # checked before each batch
+
+
+def write_examples(columns: Mapping[str, Any], path: Path) -> None:
+    """Write the columns of a data frame as JSON Lines. Conversations become lists of messages."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for values in zip(*columns.values(), strict=True):
+            row = {name: example_value(value) for name, value in zip(columns, values, strict=True)}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def example_value(value: Any) -> Any:
+    """A value of a column: a text, a number, None, or a conversation, which R sends as its roles and contents."""
+    if isinstance(value, Mapping):
+        return [
+            {"role": role, "content": content} for role, content in zip(value["role"], value["content"], strict=True)
+        ]
+    if value is None or isinstance(value, str):
+        return value
+    return None if math.isnan(value) else float(value)
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ table = Table(
           for hub, native in LAYERS.items() for kind in KINDS),
         *(Row(f"transformer.ln_f.{kind}", f"norm.{kind}") for kind in KINDS),
         Row("lm_head.weight", "lm_head.weight", tie("transformer.word_embeddings.weight")),
+        Row("score.weight", "head.out.weight", optional=True, head="sequence"),
     ),
     spellings=(("", "transformer."),),  # the first published files
 )  # fmt: skip

@@ -61,6 +61,7 @@ def new_table(model_type: str, mlp: str, names: tuple[str, str, str]) -> Table:
             ),
             Row("model.norm.weight", "norm.weight", same),
             Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
+            Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
         ),
         spellings=(("model.", ""), ("", "model.")),
     )

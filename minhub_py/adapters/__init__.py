@@ -1,4 +1,4 @@
-"""Low-rank adapters in the folder format of PEFT, and those of mlx-lm.
+"""Low-rank adapters in the folder formats of PEFT and mlx-lm.
 
 config       adapter_config.json
 targets      the modules of a model that an adapter changes, by their Hub names

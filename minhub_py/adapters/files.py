@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import weights_map
+from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
 from minhub_py.adapters.targets import brief, conversions_of, linear_targets, matches, select
 from minhub_py.checkpoints.storage import open_safetensors, read_object, write_safetensors
@@ -52,13 +53,18 @@ def read_adapter(folder: Path, model: LanguageModel) -> Adapter:
     FileNotFoundError: the folder is not an adapter.
     ValueError: a setting is not supported, or the tensors do not fit the settings or the model; all are listed.
     """
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder} is not an adapter in PEFT's format: it has no {name}")
-    source = str(folder / CONFIG)
-    config = read_config(read_object(folder / CONFIG), source)
-    file = open_safetensors(folder / WEIGHTS)
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}")
+    source, values = str(folder / CONFIG), read_object(folder / CONFIG)
+    weights = mlx.WEIGHTS if mlx.is_mlx(values) else WEIGHTS
+    if not (folder / weights).exists():
+        raise FileNotFoundError(f"{folder} is not a complete adapter: it has no {weights}")
+    file = open_safetensors(folder / weights)
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    if mlx.is_mlx(values):
+        config, tensors = mlx.to_peft(values, tensors, source)
+    else:
+        config = read_config(values, source)
     try:
         return build_adapter(config, tensors, model)
     except ValueError as error:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from minhub_py.analysis.activations import forward, single_row
 from minhub_py.analysis.hidden_states import steps_after_layers
 from minhub_py.analysis.patching import check_position, token_id
-from minhub_py.analysis.points import ENCODER, Edit, Points, edited, recipe_of
+from minhub_py.analysis.points import ENCODER, Edit, Points, edited, norms_between_additions, recipe_of
 from minhub_py.analysis.tokens import Text
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
@@ -71,7 +71,7 @@ def attribution(
     """
     model = decoder_of(model, "attribution()")
     base = recipe_of(model).model
-    if any(isinstance(step, Recurrent) or (isinstance(step, Norm) and step.to_residual) for step in base.steps()):
+    if any(isinstance(step, Recurrent) for step in base.steps()) or norms_between_additions(base.steps()):
         raise ValueError(
             "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
             f"not this {model.config.TITLE}: use patching()"
@@ -152,6 +152,7 @@ def components_of(
         parts = head_outputs(step.layer, stored[f"{start}heads"], source.units)
         if step.norm is not None:  # with the scale of the norm of the sum
             parts = frozen(step.norm, parts, parts.sum(dim=0) + bias_of(step.layer, parts))
+        parts = parts * step.scale
         components.update({f"{start}heads.{number}": part for number, part in enumerate(parts, 1)})
         components[f"{name}.bias"] = stored[name] - parts.sum(dim=0)
     return components

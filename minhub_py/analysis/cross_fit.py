@@ -2,8 +2,9 @@
 
 The texts are divided into folds. The labels of a fold are predicted by a weighted regression of the human labels in the
 other folds on the model's labels, the covariates and their products, so that no text predicts itself. Any prediction
-gives valid intervals for large samples; a better one gives shorter intervals. In simulations with 120 to 250 coded
-texts, intervals of 95 % covered 93 to 95 %.
+gives valid intervals for large samples; a better one gives shorter intervals. In 4,500 simulated studies with 120 coded
+of 400 texts, intervals of 95 % covered mean and slope in 94.4 to 94.7 % ("ppi", "dsl", "confidence"), or in 94.4 and
+93.8 % ("ppi++", whose λ is tuned with the same labels); with 250 of 800, all in 94 to 96 %.
 
 The division is repeated; estimates are medians over the divisions, and variances the medians of
 variance + (estimate - median)².
@@ -53,8 +54,11 @@ def cross_fitted(
         A = features[train]
         gram = (A * weights[train][:, None]).T @ A
         gram += RIDGE * np.diag(np.diag(gram) + np.trace(gram) / len(gram))
-        result[fold == number] = features[fold == number] @ np.linalg.solve(gram, A.T @ (weights[train] * y[train]))
-    return np.asarray(np.clip(result, min(y[coded].min(), predicted.min()), max(y[coded].max(), predicted.max())))
+        labels = features[fold == number] @ np.linalg.solve(gram, A.T @ (weights[train] * y[train]))
+        # The range of the other folds: with a text's own label in it, an extreme text is cut only if it is not coded.
+        every = np.concatenate([y[train], predicted])
+        result[fold == number] = np.clip(labels, every.min(), every.max())
+    return result
 
 
 def divided(coded: Array, folds: int, groups: Array | None, random: np.random.Generator) -> Array:

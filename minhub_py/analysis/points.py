@@ -66,7 +66,8 @@ class Point:
     """A value (B, T, size): the input or output of a module, or a part of it.
 
     path: name of the module within the model.    size: number of channels.    layer: number, from 1; 0 for the
-    embeddings.    part: the channels of the module's value; None for all.
+    embeddings.    part: the channels of the module's value; None for all.    scale: the value at the point is the
+    module's value times this factor, as Granite adds its outputs to the residual stream.
     """
 
     name: str
@@ -75,17 +76,22 @@ class Point:
     size: int
     layer: int
     part: slice | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class Source:
-    """A module whose value is a point. units: number of heads or neurons, which divide the value equally."""
+    """A module whose value is a point. units: number of heads or neurons, which divide the value equally.
+
+    scale: see `Point`.
+    """
 
     path: str
     side: Literal["input", "output"]
     size: int
     layer: int
     units: int = 0
+    scale: float = 1.0
 
 
 class Points:
@@ -121,7 +127,11 @@ class Points:
                     mixing, tail = None, []
                 case Experts():
                     path = paths[id(step.router)].rpartition(".")[0]
-                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(path, "output", size, len(layers))
+                    start = f"{prefix}layers.{len(layers)}."
+                    for name in ("mlp", "neurons"):
+                        if (shared := self.sources.pop(start + name, None)) is not None:
+                            self.sources[f"{start}shared.{name}"] = shared
+                    self.sources[f"{start}mlp"] = Source(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
                 case Recurrent():
@@ -150,7 +160,7 @@ class Points:
         if isinstance(mixing, GateLayerInput):
             self.sources[start + "per_layer_input"] = Source(paths[id(output)], "output", size, layer)
             return
-        self.sources[start + name] = Source(paths[id(output)], "output", size, layer)
+        self.sources[start + name] = Source(paths[id(output)], "output", size, layer, scale=step.scale)
         units = width if mixing is None else getattr(mixing, "heads", 1)
         name = {"mlp": "neurons", "attn": "heads", "cross": "cross_heads"}[name]
         self.sources[start + name] = Source(paths[id(step.layer)], "input", width, layer, units)
@@ -183,7 +193,7 @@ class Points:
         units = re.compile(re.escape(base).replace(r"\*", r"\d+")) if number.isdigit() or number == "*" else None
         for known, source in self.sources.items():
             if pattern.fullmatch(known):
-                yield Point(known, source.path, source.side, source.size, source.layer)
+                yield Point(known, source.path, source.side, source.size, source.layer, scale=source.scale)
             elif units is not None and source.units and units.fullmatch(known):
                 for unit in range(1, source.units + 1) if number == "*" else [int(number)]:
                     if 1 <= unit <= source.units:
@@ -339,7 +349,8 @@ def edited(model: LanguageModel, edits: Sequence[tuple[Point, Edit]], call: str)
     modules = dict(copy.named_modules())
     groups: dict[tuple[str, str], list[tuple[slice | None, Edit]]] = {}
     for point, edit in edits:
-        groups.setdefault((point.path, point.side), []).append((point.part, edit))
+        scaled = edit if point.scale == 1.0 else rescaled(edit, point.scale)
+        groups.setdefault((point.path, point.side), []).append((point.part, scaled))
     for (path, side), group in groups.items():
         module = modules[path]
         # The copy shares these attributes with the model.
@@ -370,6 +381,29 @@ def on_output(edits: Sequence[tuple[slice | None, Edit]]) -> Callable[..., Tenso
 def on_input(edits: Sequence[tuple[slice | None, Edit]]) -> Callable[..., tuple[Any, ...]]:
     """A forward pre-hook that applies edits to the first input of a module."""
     return lambda module, inputs: (apply_edits(edits, inputs[0]), *inputs[1:])
+
+
+def rescaled(edit: Edit, scale: float) -> Edit:
+    """An edit of a module's value, from an edit of `scale` times the value."""
+
+    def rescale(x: Tensor, positions: Tensor) -> Tensor | None:
+        new = edit(x * scale, positions)
+        return None if new is None else new / scale
+
+    return rescale
+
+
+def norms_between_additions(steps: Iterable[Step]) -> bool:
+    """Whether the model applies norms to the residual stream itself, so that contributions do not sum to it.
+
+    A norm of the embeddings, before the first addition, does not count.
+    """
+    added = False
+    for step in steps:
+        added = added or isinstance(step, Add | Experts)
+        if added and isinstance(step, Norm) and step.to_residual:
+            return True
+    return False
 
 
 def apply_edits(edits: Sequence[tuple[slice | None, Edit]], x: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.functions import Tool, ToolCall, parse_tools
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser, begins_reasoning
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
-from minhub_py.chat.tools import parse_arguments, schemas_of
+from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, reasoning_budget, tool_grammar
+from minhub_py.chat.tools import is_complete, parse_arguments, schemas_of
 from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
@@ -296,7 +296,7 @@ class Chat:
         if tools:
             stop = replace(stop, ids=stop.ids | self.template.markup.end_ids)
         prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
-        grammar = self._grammar(tools, tool_choice, schema, prompt[0], stop.ids)
+        grammar = self._grammar(tools, tool_choice, schema, prompt[0], stop.ids, settings.max_new_tokens)
 
         def run() -> TextStream:
             nonlocal prompt, grammar, steps
@@ -311,7 +311,7 @@ class Chat:
                 previous, self.turns = self.turns, self.turns[:-2]
                 try:
                     prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
-                    grammar = self._grammar(tools, "auto", schema, prompt[0], stop.ids)
+                    grammar = self._grammar(tools, "auto", schema, prompt[0], stop.ids, settings.max_new_tokens)
                 except ValueError:  # the results exceed the context: the reply remains as it is
                     self.turns = previous
                     raise
@@ -329,8 +329,9 @@ class Chat:
         return chosen
 
     def _grammar(
-        self, tools: tuple[Tool, ...], choice: str, schema: Schema, ids: list[int], ends: frozenset[int]
-    ) -> Grammar | LazyGrammar | None:
+        self, tools: tuple[Tool, ...], choice: str, schema: Schema, ids: list[int], ends: frozenset[int],
+        max_new_tokens: int,
+    ) -> Grammar | LazyGrammar | None:  # fmt: skip
         """The grammar of a reply, if it has one. ValueError: it is invalid."""
         markup = self.template.markup
         if schema is None and not tools:
@@ -346,7 +347,8 @@ class Chat:
             return self._vocabulary.grammar(schema)
         schemas = schemas_of([tool.definition for tool in tools])
         required = bool(tools) and choice != "auto"
-        requirements = ToolChoice(required, True, begins_reasoning(markup, self._tail(ids)), schema)
+        budget = reasoning_budget(min(max_new_tokens, self.context - len(ids)))
+        requirements = ToolChoice(required, True, begins_reasoning(markup, self._tail(ids)), budget, schema)
         return tool_grammar(self._vocabulary, markup, schemas, requirements)
 
     def _tail(self, ids: list[int]) -> str:
@@ -396,7 +398,7 @@ class Chat:
                 "".join(deltas), [event.id for event in events], [event.logprob or 0.0 for event in events],
                 [list(event.top) for event in events] if settings.top else [],
                 (events[-1].end if events else None) or "interrupted", len(ids) - cached, cached, dropped,
-                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count),
+                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count, self._is_cut()),
             )  # fmt: skip
             self.turns[index:] = [question, Turn("assistant", reply.text, reply, steps)]
             if interrupted_step:  # the batch's cache may be inconsistent
@@ -416,13 +418,17 @@ class Chat:
         schemas = schemas_of([tool.definition for tool in tools]) if tools else None
         parser = ReplyParser(markup, schemas, self._tail(prompt), prompt)
         for id in chain(new_ids, (None,)):
-            for event in parser.close() if id is None else parser.add(id):
+            for event in parser.close(cut=self._is_cut()) if id is None else parser.add(id):
                 if event.kind == "content":
                     yield event.text
                     continue
                 parts.append(event)
                 if self.listener is not None:
                     self.listener(event)
+
+    def _is_cut(self) -> bool:
+        """Whether the reply ended by its maximum number of tokens."""
+        return bool(self.events) and self.events[-1].end == "length"
 
     def _prompt(
         self, question: Turn, max_new_tokens: int, steps: tuple[dict[str, Any], ...] = (), tools: tuple[Tool, ...] = ()
@@ -530,11 +536,16 @@ def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
     return (*turn.steps, turn.message, *answers)
 
 
-def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int) -> tuple[str, tuple[ToolCall, ...]]:
-    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of calls."""
+def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+    """The reasoning and the calls of a reply.
+
+    number: of the reply in its chat, for the IDs of calls.    cut: whether the last call may be incomplete.
+    """
     names = [part.text for part in parts if part.kind == "call"]
     arguments = ["".join(part.text for part in parts if part[::2] == ("arguments", index))
                  for index in range(len(names))]  # fmt: skip
+    if cut and arguments and not is_complete(arguments[-1]):
+        del names[-1], arguments[-1]
     calls = [ToolCall(f"c{number:05d}{index:03d}", name, parse_arguments(text))
              for index, (name, text) in enumerate(zip(names, arguments, strict=True))]  # fmt: skip
     return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(calls)

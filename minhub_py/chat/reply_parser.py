@@ -7,6 +7,7 @@
     parser.close()
 
 The events do not depend on how the text is split into tokens. A call that cannot be parsed is returned as text.
+If the reply was cut in a call before its arguments, this call is dropped; later, its arguments are incomplete JSON.
 """
 
 import json
@@ -54,6 +55,7 @@ class ReplyParser:
         self.markup, self.tools, self.format = markup, tools, markup.tools
         self.stream = MarkedStream(markup.alphabet, list(prompt_ids))
         self.text, self.position, self.ended = "", 0, False
+        self.cut, self.exhausted = False, False  # exhausted: the section requires text after the end
         self.events: list[ReplyEvent] = []
         self.calls = 0  # number of calls begun
         self.spaces = ""  # at the end of the text so far; dropped before calls
@@ -76,9 +78,9 @@ class ReplyParser:
             next(self.run, None)
         return self._take()
 
-    def close(self) -> list[ReplyEvent]:
-        """The events at the end of the reply."""
-        self.ended = True
+    def close(self, cut: bool = False) -> list[ReplyEvent]:
+        """The events at the end of the reply. cut: it ended by its maximum number of tokens."""
+        self.ended, self.cut = True, cut
         next(self.run, None)
         return self._take()
 
@@ -113,6 +115,7 @@ class ReplyParser:
         """The next character; "" at the end."""
         while self.position >= len(self.text) and not self.ended:
             yield
+        self.exhausted = self.exhausted or self.position >= len(self.text)
         return self.text[self.position : self.position + 1]
 
     def _skip_spaces(self) -> Steps:
@@ -153,6 +156,7 @@ class ReplyParser:
                 self.position = min(found)
                 return text
             if self.ended or (limit is not None and len(self.text) - self.position > limit):
+                self.exhausted = self.exhausted or self.ended
                 return None
             searched = max(self.position, len(self.text) - longest + 1)
             yield
@@ -256,8 +260,13 @@ class ReplyParser:
         spaces, self.spaces = self.spaces, ""
         after = fmt.section + fmt.begin
         after = after[after.index(opening) + len(opening) :] if opening in after else ""
+        self.exhausted = False
         expected = yield from self._expect(after)
-        while expected and (yield from self._call()):
+        position = start
+        while expected:
+            if not (yield from self._call()):
+                self.position = position
+                break
             yield from self._expect(fmt.end)
             position = self.position
             expected = fmt.separator is not None and (yield from self._expect(fmt.separator + fmt.begin))
@@ -268,17 +277,24 @@ class ReplyParser:
         if self.calls > before:
             yield from self._expect(fmt.section_end)
             self.after_markup = True
+        if self.cut and self.exhausted:  # the beginning of a call, or of its end
+            self.position = len(self.text)
+        elif self.calls > before:
             return
-        self.position, self.spaces = start, spaces
-        self._say("content", opening)
+        else:
+            self.position, self.spaces = start, spaces
+            self._say("content", opening)
 
     def _begin(self, name: str) -> None:
         self.calls += 1
         self._emit("call", name)
 
     def _complete(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self._complete_text(name, json.dumps(arguments, ensure_ascii=False))
+
+    def _complete_text(self, name: str, arguments: str) -> None:
         self._begin(name)
-        self._emit("arguments", json.dumps(arguments, ensure_ascii=False))
+        self._emit("arguments", arguments)
 
     def _call(self) -> Steps:
         """A call. Returns whether there is one; text that was read may be part of another format then."""
@@ -361,6 +377,7 @@ class ReplyParser:
                 self.position = position
                 return self.text[start:position]
             if self.ended:
+                self.exhausted = True
                 raise ValueError("the reply ends in a call")
             yield
 
@@ -374,6 +391,7 @@ class ReplyParser:
             if complete:
                 return
             if self.ended:
+                self.exhausted = True
                 raise ValueError("the reply ends in a call")
             yield
 
@@ -427,7 +445,11 @@ class ReplyParser:
                 value = value[len("<![CDATA[") : -len("]]>")]
             known = properties.get(key.strip()) if isinstance(properties, Mapping) else None
             arguments[key.strip()] = parse_value(value, known if not kind else {"type": kind})
-        if not self.ended or (yield from self._peek()) or arguments:
+        rest = yield from self._peek()
+        if self.cut and before_key.strip().startswith(self.text[self.position :].strip()):
+            self.exhausted = True
+            return False  # further parameters are missing
+        if not self.ended or rest or arguments:
             self._complete(name, arguments)
             return True
         return False
@@ -454,6 +476,7 @@ class ReplyParser:
         quotes = ("'", '"') if python else (self.format.quote,)
         while (end := end_of_group(self.text, start + 1, opening, closing, quotes)) is None:
             if self.ended:
+                self.exhausted = True
                 return False
             yield
         shown = self.markup.alphabet.shown
@@ -476,17 +499,19 @@ class ReplyParser:
         while True:
             header = yield from self._until([message])
             if header is None:
-                self._say("content", self.text[self.position :].lstrip(ends[-1]))
+                rest = self.text[self.position :].lstrip(ends[-1])
+                if not (self.cut and (channel in rest or "to=" in rest)):  # the beginning of a header
+                    self._say("content", rest)
                 return
             self.position += len(message)
             recipient = re.search(rf"to=functions\.([^\s{channel}]+)", header)
             self.after_markup, self.spaces = True, ""
             if recipient is not None and self.tools is not None:
-                self._begin(recipient.group(1))
                 arguments = yield from self._until(ends)
                 text = self.text[self.position :] if arguments is None else arguments
                 self.position += len(text)
-                self._emit("arguments", text.strip() or "{}")
+                if text.strip() or arguments is not None or not self.cut:
+                    self._complete_text(recipient.group(1), text.strip() or "{}")
             else:
                 analysis = header.partition(channel)[2].strip().startswith("analysis")
                 self.is_reasoning = analysis

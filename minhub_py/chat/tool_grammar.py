@@ -17,13 +17,15 @@ from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
 TEXT, NOTHING = r"/(?s:.*)/", json.dumps("")
+MAX_CALLS = 16  # in one reply; small models would repeat calls without end
+MAX_REASONING_CHARACTERS = 10_000  # in a grammar, if no token ends the reasoning
 COMMON = r"""
 TEXT: /(?s:.*)/
 NL: /[ \n]{0,3}/
 CALL_ID: /[a-zA-Z0-9]{9}/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
-PYTHON_STRING: /'([^'\\\n]|\\.)*'/ | /"([^"\\\n]|\\.)*"/
+PYTHON_STRING: /'([^'\\\x00-\x1f]|\\['"\\nt])*'/ | /"([^"\\\x00-\x1f]|\\['"\\nt])*"/
 """
 
 
@@ -35,13 +37,24 @@ class ToolChoice:
         required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether it can have several calls.
         in_reasoning: Whether the prompt begins the reasoning.
+        max_reasoning: Maximum number of tokens of the reasoning before a required call or a reply of the schema. For
+            gpt-oss, of each of two messages.
         schema: JSON schema of a reply without calls.
     """
 
     required: bool = False
     parallel: bool = True
     in_reasoning: bool = False
+    max_reasoning: int = 256
     schema: Mapping[str, Any] | None = None
+
+
+def reasoning_budget(max_new_tokens: int) -> int:
+    """The maximum number of tokens of reasoning before a required call: about half of the reply.
+
+    It is a power of 2, so that requests share compiled grammars.
+    """
+    return 1 << max(max_new_tokens // 2, 1).bit_length() - 1
 
 
 class LazyGrammar:
@@ -69,6 +82,7 @@ class LazyMatcher:
         self.stream = None if self.id is not None else MarkedStream(lazy.alphabet)
         self.recent: list[tuple[int, str]] = []  # tokens that may begin the trigger
         self.searching = True
+        self.calls = 0  # complete sections of calls
 
     def allowed(self) -> Any:
         """A mask (V,) of the tokens that can come next; None outside of calls."""
@@ -80,7 +94,8 @@ class LazyMatcher:
             if not self.matcher.accept(id):
                 return False
             self.matcher, self.recent = None, []
-            return self.lazy.once
+            self.calls += 1
+            return self.lazy.once or self.calls >= MAX_CALLS
         if self.stream is None:
             if id == self.id:
                 self.matcher = self.lazy.grammar.matcher()
@@ -126,15 +141,24 @@ class _Writer:
         self.rules.append(f"{name}: " + (body or NOTHING))
         return name
 
-    def until(self, name: str, stop: str) -> str:
-        """Any text and a string that ends it."""
+    def until(self, name: str, stop: str, limit: int | None = None) -> str:
+        """Any text and a string that ends it. limit: maximum number of tokens of the text."""
         stop = stop.lstrip() or stop
         marker = next((index for index, char in enumerate(stop) if is_marker(char)), None)
         if marker == 0 or (marker is not None and not stop[:marker].strip()):
-            return self.rule(name, f"TEXT {self.text(stop[marker:])}")
+            return self.rule(name, f"{self.any_text(name, limit)} {self.text(stop[marker:])}")
         head, rest = (stop, "") if marker is None else (stop[:marker], stop[marker:])
-        self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {TEXT}")
+        # A limit of tokens would also end the text without its suffix.
+        text = TEXT if limit is None else f"/(?s:.{{0,{min(2 * limit, MAX_REASONING_CHARACTERS)}}})/"
+        self.rules.append(f"{name}_text[suffix={json.dumps(head)}]: {text}")
         return self.rule(name, f"{name}_text {self.text(rest)}")
+
+    def any_text(self, name: str, limit: int | None) -> str:
+        """Any text without markers."""
+        if limit is None:
+            return "TEXT"
+        self.rules.append(f"{name}_text[max_tokens={limit}]: {TEXT}")
+        return f"{name}_text"
 
     # Arguments
 
@@ -158,14 +182,22 @@ class _Writer:
     def member(self, name: str, key: str, schema: Any) -> str:
         """A parameter with its value."""
         fmt = self.markup.tools
-        types = types_of(schema)
+        types, values = types_of(schema), string_values(schema)
         if fmt.kind == "tags":
             _, before, between, after = (part.replace(KEY, key) for part in fmt.parameter)
             opening = self.text(before + key + between)
+            if values:
+                return self.rule(name, f"{opening} ({' | '.join(map(json.dumps, values))}) {self.text(after)}")
             if "string" in types or not types:
                 return self.rule(name, f"{opening} {self.until(f'{name}_value', after)}")
             self.rule(f"{name}_value", json_rule(schema))
             return self.rule(name, f"{opening} {name}_value {self.text(after)}")
+        if values:
+            quote = "" if fmt.kind == "python" else self.text(fmt.quote)
+            written = [json.dumps(repr(value)) if fmt.kind == "python" else f"({quote} {json.dumps(value)} {quote})"
+                       for value in values]  # fmt: skip
+            equals = "=" if fmt.kind == "python" else ":"
+            return self.rule(name, f"{json.dumps(key + equals)} ({' | '.join(written)})")
         if fmt.kind == "python":
             return self.rule(name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}")
         return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(types)}")
@@ -206,7 +238,7 @@ class _Writer:
         fmt = self.markup.tools
         parts = [first, "one"]
         if parallel and fmt.separator is not None:
-            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one)*")
+            parts.append(f"({self.text(fmt.separator + fmt.begin + fmt.head)} one){{0,{MAX_CALLS - 1}}}")
         return " ".join(filter(None, (*parts, self.text(fmt.section_end.rstrip()))))
 
     def channel_calls(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> str:
@@ -224,6 +256,13 @@ class _Writer:
 
     def grammar(self, start: str) -> str:
         return "\n".join((f"start: {start}", *self.rules, COMMON))
+
+
+def string_values(schema: Any) -> list[str]:
+    """The values of a schema that lists strings."""
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    strings = isinstance(values, list) and all(isinstance(value, str) and value for value in values)
+    return list(values) if strings and values else []
 
 
 def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
@@ -324,7 +363,7 @@ def _from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]], choice:
     before = "NL"
     if markup.reasoning is not None:
         opening, closing = markup.reasoning
-        reasoning = writer.until("reasoning", closing)
+        reasoning = writer.until("reasoning", closing, choice.max_reasoning)
         before = f"{reasoning} NL" if choice.in_reasoning else f"({writer.text(opening)} {reasoning})? NL"
     return f"{before} ({reply})"
 
@@ -334,9 +373,10 @@ def _channels_from_start(writer: _Writer, tools: Mapping[str, Mapping[str, Any]]
     internal, text = writer.markup.alphabet.internal, writer.text
     channel, message = text(internal("<|channel|>")), text(internal("<|message|>"))
     end, start = text(internal("<|end|>")), text(internal("<|start|>"))
-    writer.rule("before", f'{channel} ("analysis" | "commentary") {message} TEXT {end} {start} "assistant"')
+    thought = writer.any_text("thought", choice.max_reasoning)
+    writer.rule("before", f'{channel} ("analysis" | "commentary") {message} {thought} {end} {start} "assistant"')
     recipient = f'(({channel} "commentary to=functions.") | " to=functions.")'
     options = [writer.rule("call", writer.channel_calls(tools, recipient))] if tools else []
     if choice.schema is not None:
         options.append(f'{channel} "final" {message} {writer.rule("content", json_rule(choice.schema))}')
-    return f"before* ({' | '.join(options)})"
+    return f"before{{0,2}} ({' | '.join(options)})"

@@ -55,6 +55,14 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
     return plain if isinstance(plain, dict) else {}
 
 
+def is_complete(arguments: str) -> bool:
+    """Whether the arguments of a reply's call are a complete JSON object: those of a call that was cut are not."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a conversation has calls or results."""
     return any(message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages)

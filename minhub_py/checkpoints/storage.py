@@ -202,18 +202,38 @@ def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, to
 
 
 def open_safetensors(path: Path) -> Any:
-    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt."""
+    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt. MemoryError: it cannot be mapped."""
     try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, RuntimeError, OverflowError) as error:
+    except (SafetensorError, RuntimeError, OverflowError, MemoryError) as error:
+        if cannot_map(error):
+            raise MemoryError(mapping_message(path)) from error
         raise ValueError(f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again") from error
+
+
+def cannot_map(error: BaseException) -> bool:
+    """Whether the operating system refused to map a file: safetensors raises MemoryError, PyTorch RuntimeError.
+
+    PyTorch's allocator is not meant: corrupt pickles require memory that does not exist.
+    """
+    message = str(error)
+    return os.strerror(errno.ENOMEM) in message and "DefaultCPUAllocator" not in message
+
+
+def mapping_message(path: Path) -> str:
+    """The message if a file cannot be mapped."""
+    size = path.stat().st_size / 1e9
+    return (
+        f"{path} cannot be mapped into memory ({size:.1f} GB): the system limits the memory of this process, and the "
+        "file is not corrupt. Raise the limit (ulimit -v, vm.overcommit_memory), or use a checkpoint with smaller files"
+    )
 
 
 def open_pickle(path: Path) -> dict[str, Tensor]:
     """Load a .bin or .pt state dict with PyTorch's restricted unpickler, memory-mapped if the format allows it.
 
     ValueError: the file is corrupt, could run code, needs more memory than its size, or contains other objects than
-    tensors.
+    tensors. MemoryError: it cannot be mapped.
     """
     try:
         check_pickle(path)
@@ -224,6 +244,8 @@ def open_pickle(path: Path) -> dict[str, Tensor]:
             "Delete it and download it again, or use a checkpoint in safetensors format"
         ) from error
     except Exception as error:  # corrupt pickles raise exceptions of many types
+        if cannot_map(error):
+            raise MemoryError(mapping_message(path)) from error
         # A seek to an invalid position is an OSError, too. Other OSErrors are errors of the disk.
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise

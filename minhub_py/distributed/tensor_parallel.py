@@ -110,8 +110,9 @@ class Plan:
         self.cached: Iterator[Any] = iter(model.cache_layout())
         self.heads = 0  # in the current value h; 0: the channels of an MLP
         listed = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
-        if any(isinstance(step, steps.Attend) and isinstance(step.bias, ALiBi) for step in listed):
-            raise ValueError(f"{self.title}: attention with ALiBi cannot be split among processes; use one process")
+        if isinstance(alibi := getattr(model, "alibi", None), ALiBi):
+            share = self.segment(len(alibi.slopes)).share
+            model.alibi = ALiBi(alibi.slopes[share.start : share.stop])
         for i, step in enumerate(listed):
             self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
 
@@ -143,7 +144,8 @@ class Plan:
                     self.slice(step.k_norm.weight, 0, self.kv_segment(step.heads, step.kv_heads))
             case steps.Attend():
                 self.slice(step.sinks, 0, self.segment(step.heads))
-                self.slice(step.bias and step.bias.weight, 1, self.segment(step.heads))
+                if step.bias is not None and not isinstance(step.bias, ALiBi):
+                    self.slice(step.bias.weight, 1, self.segment(step.heads))
                 if step.causal:  # an encoder caches nothing
                     kv_heads = len(self.kv_segment(step.heads, step.kv_heads).share)
                     self.layout.append(replace(next(self.cached), heads=kv_heads))

@@ -1,6 +1,7 @@
 """Base classes of language models, and checks of their inputs."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -284,7 +285,7 @@ class Encoder(LanguageModel):
 class Classifier(Encoder):
     """A decoder with a sequence classification head: the labels of a text, from the hidden state of its last token.
 
-    A model file combines it with its decoder: `class LlamaClassifier(Classifier, Llama)`. Attention remains causal.
+    `classifier_of` combines it with a decoder. Attention remains causal.
     Padding tokens at the end of a text are ignored, also without a mask.
     """
 
@@ -340,6 +341,12 @@ class Classifier(Encoder):
             if not isinstance(step, Logits):
                 yield step
         yield HiddenStates(self.size)
+
+
+@cache
+def classifier_of(decoder: type[LanguageModel]) -> type[LanguageModel]:
+    """The class of a decoder with a sequence classification head in place of the output head."""
+    return type(f"{decoder.__name__}Classifier", (Classifier, decoder), {"__module__": decoder.__module__})
 
 
 class EncoderDecoder(LanguageModel):

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, Encoder, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, Encoder, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
@@ -186,12 +186,6 @@ class EmbeddingGemma(Encoder, Gemma):
     def steps(self) -> Iterator[Step]:
         yield from self.body_steps()
         yield HiddenStates(self.config.hidden_size)
-
-
-class GemmaClassifier(Classifier, Gemma):
-    """Gemma with a sequence classification head in place of the output head."""
-
-    config: "GemmaConfig"
 
 
 NEWER = ("gemma2", "gemma3_text")  # model types with the settings of Gemma 2

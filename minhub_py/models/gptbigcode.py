@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
@@ -125,12 +125,6 @@ class GPTBigCode(LanguageModel):
             yield Add(mlp.c_proj, dropout=mlp.dropout.p)
         yield Norm(self.ln_f)
         yield Logits(self.wte if self.lm_head is None else self.lm_head)
-
-
-class GPTBigCodeClassifier(Classifier, GPTBigCode):
-    """GPTBigCode with a sequence classification head in place of the output head."""
-
-    config: "GPTBigCodeConfig"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
@@ -125,12 +125,6 @@ class GPTJ(LanguageModel):
         yield Norm(self.ln_f)
         if self.lm_head is not None:
             yield Logits(self.wte if self.config.tie_word_embeddings else self.lm_head, self.lm_head.bias)
-
-
-class GPTJClassifier(Classifier, GPTJ):
-    """GPTJ with a sequence classification head in place of the output head."""
-
-    config: "GPTJConfig"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
@@ -121,12 +121,6 @@ class GPTNeoX(LanguageModel):
             yield Add(mlp.dense_4h_to_h, dropout=p)
         yield Norm(self.final_layer_norm)
         yield Logits(self.embed_in if self.embed_out is None else self.embed_out)
-
-
-class GPTNeoXClassifier(Classifier, GPTNeoX):
-    """GPTNeoX with a sequence classification head in place of the output head."""
-
-    config: "GPTNeoXConfig"
 
 
 @dataclass(frozen=True)

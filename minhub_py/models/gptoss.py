@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary, steps
-from minhub_py.models.base import Classifier, LanguageModel
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture, route, weight_of
 from minhub_py.models.heads import HeadSettings
@@ -167,12 +167,6 @@ YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast"
         "truncate": False, "original_max_position_embeddings": 4096}  # fmt: skip
 # The published files quantize the experts and exclude these layers.
 FLOATS = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
-
-
-class GPTOSSClassifier(Classifier, GPTOSS):
-    """GPTOSS with a sequence classification head in place of the output head."""
-
-    config: "GPTOSSConfig"
 
 
 @dataclass(frozen=True)

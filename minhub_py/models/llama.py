@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import (
@@ -221,7 +221,7 @@ class Llama(LanguageModel):
         bias = None if self.alibi is None else self.alibi(past.positions, past.attended)
         dtype = torch.float32 if self.structure.exact_rotation else x.dtype
         rotations: dict[int, Rotation | None] = {}
-        for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=True):
+        for block, rope, number in zip(self.layers, self.ropes, self.rotations, strict=False):  # layers can be deleted
             if number not in rotations:
                 rotations[number] = None if rope is None else Rotation(
                     rope.sized(past.size), past.positions, dtype, self.structure.interleaved
@@ -246,7 +246,7 @@ class Llama(LanguageModel):
             yield AddSinusoids(self.sinusoids, FIRST, self.config.max_position_embeddings, dropout=self.drop.p)
         if self.embedding_norm is not None:
             yield Norm(self.embedding_norm, to_residual=True)
-        for block, rope in zip(self.layers, self.ropes, strict=True):
+        for block, rope in zip(self.layers, self.ropes, strict=False):
             attn, mlp, add = block.self_attn, block.mlp, {"scale": block.scale, "dropout": block.dropout.p}
             heads = attn.heads, attn.kv_heads
             if block.parallel:
@@ -276,12 +276,6 @@ class Llama(LanguageModel):
         yield Norm(self.norm)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         yield Logits(head, scale=structure.logit_scale)
-
-
-class LlamaClassifier(Classifier, Llama):
-    """Llama with a sequence classification head in place of the output head."""
-
-    config: "LlamaConfig"
 
 
 @dataclass(frozen=True)

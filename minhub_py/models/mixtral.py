@@ -21,7 +21,7 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Past
 from minhub_py.models.experts import Routing
+from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.rotary import Rotation
@@ -161,7 +162,7 @@ QWEN, GRANITE = {"model_types": ("qwen3_moe",)}, {"range": (0.0, 1e6), "model_ty
 
 
 @dataclass(frozen=True)
-class MixtralConfig:
+class MixtralConfig(HeadSettings):
     """The settings of config.json that change the result. Defaults: Mixtral 8x7B."""
 
     TITLE: ClassVar = "Mixtral"
@@ -220,6 +221,7 @@ class MixtralConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None:
             check_multiple(self, "hidden_size", "num_attention_heads")
@@ -272,7 +274,7 @@ class MixtralConfig:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         absent = unavailable(self, self.model_type)
-        settings = {name: value for name, value in asdict(self).items() if name not in absent}
+        settings = {name: value for name, value in self.without_head().items() if name not in absent}
         if self.model_type in ("mixtral", "granitemoe"):
             settings["num_local_experts"] = settings.pop("num_experts")
         own = {"rope_parameters": self.rope, "num_key_value_heads": self.kv_heads}
@@ -280,7 +282,7 @@ class MixtralConfig:
             own["head_dim"] = self.head_size
         if self.model_type == "qwen3_moe":
             own["mlp_only_layers"] = self.mlp_only_layers or []
-        return {"architectures": [CLASSES[self.model_type]], **settings, **own}
+        return {**self.hub_head(CLASSES[self.model_type]), **settings, **own}
 
     @property
     def context_length(self) -> int:

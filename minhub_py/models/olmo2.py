@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from minhub_py.models import rotary
-from minhub_py.models.base import Classifier
 from minhub_py.models.llama import Llama
 from minhub_py.models.structure import RelativeConfig, Structure
 
@@ -25,12 +24,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Olmo2(Llama):
-    config: "Olmo2Config"
-
-
-class Olmo2Classifier(Classifier, Olmo2):
-    """Olmo2 with a sequence classification head in place of the output head."""
-
     config: "Olmo2Config"
 
 

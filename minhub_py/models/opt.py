@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
@@ -139,12 +139,6 @@ class OPT(LanguageModel):
         if self.project_out is not None:
             yield Linear([self.project_out])
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
-
-
-class OPTClassifier(Classifier, OPT):
-    """OPT with a sequence classification head in place of the output head."""
-
-    config: "OPTConfig"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Classifier, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import Routing
@@ -214,12 +214,6 @@ class Qwen35(LanguageModel):
                 yield Add(mlp.down_proj)
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
-
-
-class Qwen35Classifier(Classifier, Qwen35):
-    """Qwen35 with a sequence classification head in place of the output head."""
-
-    config: "Qwen35Config"
 
 
 CLASSES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",

@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.chat.tools import parse_arguments
+from minhub_py.chat.tools import is_complete, parse_arguments
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.messages import (
     OMITTED,
@@ -30,7 +30,7 @@ from minhub_py.serve.messages import (
 )
 from minhub_py.serve.models import Generation, ServedModel, parse_sampling, parse_seed
 from minhub_py.serve.openai import parse_schema
-from minhub_py.serve.replies import new_call_id
+from minhub_py.serve.replies import Call, new_call_id
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, RequestError, invalid
@@ -55,9 +55,10 @@ async def messages(request: HTTPRequest) -> Response:
         "sampling": parse_sampling(fields, served.sampling, served.model.config.vocab_size),
         "seed": parse_seed(fields), "stops": (*stops, *served.template.stops),
     }  # fmt: skip
-    settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids)
+    max_new_tokens = served.max_new_tokens(ids, requested)
+    settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids, max_new_tokens)
     generation = Generation(served)
-    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
+    generation.add(ids, max_new_tokens, **settings)
     message_id = f"msg_{secrets.token_hex(12)}"
 
     def usage(output_tokens: int) -> dict[str, Any]:
@@ -181,91 +182,70 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
 
 
 class Blocks:
-    """The blocks of a reply. `add` returns the events of a stream."""
+    """The blocks of a reply. `add` returns the events of a stream.
+
+    A call is held back until it is complete, and dropped if it was cut: clients require valid JSON, so that a cut call
+    would look complete. The Anthropic API also sends arguments when they are valid.
+    """
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
-        self.kind, self.call = "", -1  # of the current block
-        self.arguments = ""
+        self.kind = ""  # of the current block
+        self.held: Call | None = None
         self.has_calls = False
 
     def add(self, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
         """Add a delta."""
         for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
-            kind = "call" if event.kind == "arguments" else event.kind
-            if (kind, event.index if kind == "call" else -1) != (self.kind, self.call):
+            if event.kind == "arguments" and self.held is not None:
+                self.held.arguments += event.text
+                continue
+            if event.kind == "call" or event.kind != self.kind:
                 yield from self._close()
-                yield from self._open(kind, event)
+                yield from self._open(event)
             if event.kind != "call":
                 yield self._append(event)
         if delta.end is not None:
+            if delta.end == "length" and self.held is not None and not is_complete(self.held.arguments):
+                self.held = None
             yield from self._close()
 
-    def _open(self, kind: str, event: ReplyEvent) -> Iterator[tuple[str, dict[str, Any]]]:
-        self.kind, self.call, self.arguments = kind, event.index if kind == "call" else -1, ""
-        if kind == "call":
-            self.has_calls = True
-            block: dict[str, Any] = {"type": "tool_use", "id": f"toolu_{new_call_id()}", "name": event.text,
-                                     "input": {}}  # fmt: skip
-        elif kind == "reasoning":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
+    def _open(self, event: ReplyEvent) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.kind = event.kind
+        if event.kind == "call":
+            self.held = Call(f"toolu_{new_call_id()}", event.text)
+        elif event.kind == "reasoning":
+            yield self._start({"type": "thinking", "thinking": "", "signature": ""})
         else:
-            block = {"type": "text", "text": ""}
+            yield self._start({"type": "text", "text": ""})
+
+    def _start(self, block: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         self.content.append(block)
-        yield "content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}
+        return "content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}
 
     def _append(self, event: ReplyEvent) -> tuple[str, dict[str, Any]]:
-        block = self.content[-1]
-        if event.kind == "arguments":
-            self.arguments += event.text
-            delta = {"type": "input_json_delta", "partial_json": event.text}
-        elif event.kind == "reasoning":
-            block["thinking"] += event.text
-            delta = {"type": "thinking_delta", "thinking": event.text}
-        else:
-            block["text"] += event.text
-            delta = {"type": "text_delta", "text": event.text}
+        if event.kind == "reasoning":
+            self.content[-1]["thinking"] += event.text
+            return self._delta({"type": "thinking_delta", "thinking": event.text})
+        self.content[-1]["text"] += event.text
+        return self._delta({"type": "text_delta", "text": event.text})
+
+    def _delta(self, delta: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return "content_block_delta", {"index": len(self.content) - 1, "delta": delta}
 
     def _close(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if not self.kind:
-            return
-        block, index = self.content[-1], len(self.content) - 1
-        if self.kind == "call":
-            block["input"] = parse_arguments(self.arguments)
-            if rest := completion(self.arguments):  # the client parses the joined pieces
-                delta = {"type": "input_json_delta", "partial_json": rest}
-                yield "content_block_delta", {"index": index, "delta": delta}
-        elif self.kind == "reasoning":
-            block["signature"] = SIGNATURE
-            delta = {"type": "signature_delta", "signature": SIGNATURE}
-            yield "content_block_delta", {"index": index, "delta": delta}
-        yield "content_block_stop", {"index": index}
-        self.kind, self.call = "", -1
-
-
-def completion(text: str) -> str:
-    """The text that completes JSON of a reply that was cut: closing quotes and brackets; "" if it is complete."""
-    try:
-        json.loads(text or "{}")
-        return "" if text else "{}"
-    except ValueError:
-        pass
-    closing, in_string, escaped = "", False, False
-    for char in text:
-        if in_string:
-            in_string, escaped = (char != '"' or escaped), char == "\\" and not escaped
-        elif char == '"':
-            in_string = True
-        elif char in "{[":
-            closing = {"{": "}", "[": "]"}[char] + closing
-        elif char in "}]":
-            closing = closing[1:]
-    for middle in ("", '"', "null", ": null", '": null', "e", "ue", "rue", "lse", "alse", "se", "ll", "ull", "l", "0"):
-        for escape in ("", "\\", "0", "00", "000", "0000"):
-            try:
-                json.loads(text + escape + middle + closing)
-                return escape + middle + closing
-            except ValueError:
-                continue
-    return ""
+        kind, self.kind = self.kind, ""
+        if kind == "call":
+            if self.held is None:
+                return
+            call, self.held, self.has_calls = self.held, None, True
+            arguments = parse_arguments(call.arguments)
+            yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            text = json.dumps(arguments, ensure_ascii=False)
+            yield self._delta({"type": "input_json_delta", "partial_json": text})
+            self.content[-1]["input"] = arguments
+        elif kind == "reasoning":
+            self.content[-1]["signature"] = SIGNATURE
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        if kind:
+            yield "content_block_stop", {"index": len(self.content) - 1}

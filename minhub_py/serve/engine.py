@@ -126,7 +126,7 @@ class ParsingDetokenizer:
         """The new parts after a token; None if there are no new parts yet."""
         events: list[ReplyEvent] = []
         parsed = self.parser.add(token.id)
-        for event in parsed if end is None else [*parsed, *self.parser.close()]:
+        for event in parsed if end is None else [*parsed, *self.parser.close(cut=end == "length")]:
             text = event.text
             if event.kind == "content":
                 text = self.stops.add(text)

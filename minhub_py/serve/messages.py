@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.templates import REASONING_FIELDS
-from minhub_py.chat.tool_grammar import ToolChoice
+from minhub_py.chat.tool_grammar import ToolChoice, reasoning_budget
 from minhub_py.chat.tools import schemas_of
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, check_string, invalid
@@ -57,10 +57,12 @@ async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
 
 
 async def reply_settings(
-    served: ServedModel, chat: ChatInput, ids: Sequence[int], stop_ids: frozenset[int], name: str = "tools"
-) -> dict[str, Any]:
+    served: ServedModel, chat: ChatInput, ids: Sequence[int], stop_ids: frozenset[int], max_new_tokens: int,
+    name: str = "tools",
+) -> dict[str, Any]:  # fmt: skip
     """The settings of `Generation.add` for a reply: end tokens, grammar and parser.
 
+    max_new_tokens: maximum number of tokens of the reply, about half of which can be reasoning before a required call.
     stop_ids: token IDs that end replies without calls.    name: the field of the tools or the schema.
     """
     markup = served.template.markup
@@ -72,14 +74,15 @@ async def reply_settings(
     if active or parsed:
         context = [] if served.model.encoder_decoder else ids
         settings["new_parser"] = lambda: ReplyParser(markup, schemas, prompt, context)
-    in_reasoning = begins_reasoning(markup, prompt)
+    required = chat.choice == "required" or not active
+    budget = reasoning_budget(max_new_tokens) if required or chat.schema is not None else 0
+    choice = ToolChoice(required, chat.parallel, begins_reasoning(markup, prompt), budget, chat.schema)
     if active:
         settings["stop_ids"] = settings["stop_ids"] | markup.end_ids
-        choice = ToolChoice(chat.choice == "required", chat.parallel, in_reasoning, chat.schema)
         settings["grammar"] = await call_grammar(served, schemas or {}, choice, name)
     elif chat.schema is not None:
         if parsed:
-            settings["grammar"] = await served.tool_grammar({}, ToolChoice(True, True, in_reasoning, chat.schema), name)
+            settings["grammar"] = await served.tool_grammar({}, choice, name)
         else:
             settings["grammar"] = await served.grammar(chat.schema or None, name)
     return settings

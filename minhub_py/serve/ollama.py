@@ -147,8 +147,11 @@ async def chat(request: HTTPRequest) -> Response:
             message["thinking"] = part.reasoning
         if part.calls:
             message["tool_calls"] = [
-                {"id": call.id, "function": {"name": call.name, "arguments": parse_arguments(call.arguments)}}
-                for call in part.calls
+                {
+                    "id": call.id,
+                    "function": {"index": index, "name": call.name, "arguments": parse_arguments(call.arguments)},
+                }
+                for index, call in enumerate(part.calls)
             ]
         return {"message": message}
 
@@ -253,15 +256,18 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
     }  # fmt: skip
     if isinstance(chat, str):
         ids = await served.encode(chat)
+        max_new_tokens = served.max_new_tokens(ids, requested if requested > 0 else None)
         settings["grammar"] = None if schema is None else await served.grammar(schema or None, "format")
     else:
         chat.schema = schema
         apply_think(chat, served, fields.get("think"))
         ids = await encode_input(served, chat)
         settings["stops"] += served.template.stops
-        settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids, "format")
+        max_new_tokens = served.max_new_tokens(ids, requested if requested > 0 else None)
+        ends = served.end_ids | served.template.end_ids
+        settings |= await reply_settings(served, chat, ids, ends, max_new_tokens, "format")
     generation = Generation(served)
-    generation.add(ids, served.max_new_tokens(ids, requested if requested > 0 else None), **settings)
+    generation.add(ids, max_new_tokens, **settings)
     return generation, ids
 
 
@@ -302,7 +308,8 @@ async def reply(
         part, whole = ParsedReply(), ParsedReply()
         async for _, delta in generation.deltas():
             for step in steps(delta):
-                if part.calls and step.events[:1] and step.events[0].kind != "arguments":  # the call is complete
+                # In one line: litellm joins the calls of several lines.
+                if part.calls and step.events[:1] and step.events[0].kind not in ("call", "arguments"):
                     yield json_line({**head(), **shape(part), "done": False})
                     part = ParsedReply()
                 first = len(whole.calls)
@@ -311,6 +318,7 @@ async def reply(
                 if not part.calls and (step.text or step.events):
                     yield json_line({**head(), **shape(text_part(step)), "done": False})
             if delta.end:
+                part.finish(delta.end)
                 if part.calls:
                     yield json_line({**head(), **shape(part), "done": False})
                 yield json_line(last(ParsedReply(end=delta.end)))

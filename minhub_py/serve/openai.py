@@ -101,9 +101,10 @@ async def chat_completions(request: HTTPRequest) -> Response:
     requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
     stream, usage_chunk = parse_stream(fields)
     ids = await encode_input(served, chat)
-    settings |= await reply_settings(served, chat, ids, settings["stop_ids"])
+    max_new_tokens = served.max_new_tokens(ids, requested)
+    settings |= await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens)
     generation = Generation(served)
-    add_choices(generation, ids, served.max_new_tokens(ids, requested), count, settings)
+    add_choices(generation, ids, max_new_tokens, count, settings)
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
             "system_fingerprint": FINGERPRINT}  # fmt: skip
 

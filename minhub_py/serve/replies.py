@@ -4,6 +4,7 @@ import secrets
 import string
 from dataclasses import dataclass, field
 
+from minhub_py.chat.tools import is_complete
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.models import Generation
 
@@ -39,7 +40,6 @@ class ParsedReply:
         """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
-        self.end = delta.end or self.end
         for event in delta.events:
             if event.kind == "reasoning":
                 self.reasoning += event.text
@@ -47,6 +47,14 @@ class ParsedReply:
                 self.calls.append(Call(new_call_id(), event.text))
             elif event.kind == "arguments":
                 self.calls[event.index].arguments += event.text
+        if delta.end is not None:
+            self.finish(delta.end)
+
+    def finish(self, end: str) -> None:
+        """Set the end. A call that was cut is dropped: some clients call a function if its arguments are incomplete."""
+        self.end = end
+        if end == "length" and self.calls and not is_complete(self.calls[-1].arguments):
+            self.calls.pop()
 
 
 async def collect_replies(generation: Generation) -> list[ParsedReply]:

@@ -50,9 +50,10 @@ async def responses(request: HTTPRequest) -> Response:
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
     ids = await encode_input(served, chat)
-    settings |= await reply_settings(served, chat, ids, settings["stop_ids"])
+    max_new_tokens = served.max_new_tokens(ids, requested)
+    settings |= await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens)
     generation = Generation(served)
-    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
+    generation.add(ids, max_new_tokens, **settings)
     response_id, created = f"resp_{secrets.token_hex(12)}", int(time.time())
 
     def response(output: list[dict[str, Any]], end: str | None = None) -> dict[str, Any]:

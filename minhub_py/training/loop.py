@@ -87,11 +87,11 @@ class Trainer:
         self.set_training_mode()
         if settings.checkpointing:
             checkpoint_blocks(self.model)
-        self.trained = adapter_run.trained_parameters(self.model)
-        self.parameters = sum(parameter.numel() for parameter in self.trained.values())
         self.initial_state = self.model.new_cache(self.micro_batch, self.context) if self.carry else None
         self.states = [self.new_state(self.micro_batch) for _ in range(settings.accumulate)]
         self.wrapped = group.wrap(self.model, device)
+        self.trained = adapter_run.trained_parameters(self.model)  # FSDP has replaced the parameters
+        self.parameters = sum(parameter.numel() for parameter in self.trained.values())
         self.compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
         # torch.compile generates its own kernels.
         self.kernels = CPUKernels if device.type == "cpu" and not settings.compile else nullcontext

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.lora import LoRALinear
 from minhub_py.system.spelling import setting
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import recomputed
@@ -151,7 +153,10 @@ class ExampleTask:
         """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens."""
         hidden = model.hidden(batch.idx[:, :-1])
         chosen = batch.weights[:, 1:] > 0
-        values = token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen])
+        frozen = model.base is not None and not any(
+            isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
+        )
+        values = token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         return torch.zeros(chosen.shape, device=values.device).masked_scatter(chosen, values)
 
     def preference_loss(self, model: Any, batch: Batch) -> Tensor:
@@ -163,8 +168,40 @@ class ExampleTask:
         return -F.logsigmoid(self.beta * margin).sum()
 
 
-def token_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The log-probability of each target (N,) from hidden states (N, C), with the head in slices."""
+class FrozenHead(torch.autograd.Function):
+    """`token_logprobs` for a head that is not trained. The forward pass computes the gradient of each hidden state.
+
+    A log-probability depends on its own hidden state only, so that the backward pass is one multiplication.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Any) -> Tensor:
+        values, gradients = [], []
+        for rows, ids in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
+            with torch.enable_grad():
+                leaf = rows.detach().requires_grad_()
+                logprobs = slice_logprobs(head, leaf, ids)
+                [gradient] = torch.autograd.grad(logprobs.sum(), leaf)
+            values.append(logprobs.detach())
+            gradients.append(gradient)
+        ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        [saved] = ctx.saved_tensors
+        return gradients[0].unsqueeze(1) * saved, None, None
+
+
+def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = False) -> Tensor:
+    """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
+
+    frozen: the head is not trained.
+    """
+    if frozen and len(hidden) and torch.is_grad_enabled() and hidden.requires_grad:
+        result: Tensor = FrozenHead.apply(hidden, targets, head)  # type: ignore[no-untyped-call]
+        return result
     parts = []
     for rows, ids in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
         if torch.is_grad_enabled():

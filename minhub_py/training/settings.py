@@ -176,8 +176,8 @@ class Settings:
         if self.objective in ("labels", "masked"):
             return
         if not architecture.trainable and architecture.is_encoder:
-            raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
-                             "an encoder, which predicts no next token; use a PyTorch training loop")  # fmt: skip
+            raise ValueError(f"{self.start or architecture.name}: an encoder predicts no next token; {train_call()} "
+                             "fine-tunes one (start) with the objective masked or labels")  # fmt: skip
         if not architecture.trainable:
             raise ValueError(f"{self.start or architecture.name}: {train_call()} does not support {architecture.name}, "
                              "which is trained on pairs of texts; use a PyTorch training loop")  # fmt: skip

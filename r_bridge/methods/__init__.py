@@ -51,7 +51,7 @@ _LIST: list[Callable[..., Any]] = [
     results.open_results, results.append_results, results.truncate_results, results.close_results,
     results.model_fingerprint, results.tokenizer_fingerprint,
     jobs.replay, jobs.run_job,
-    runs.train_model, runs.resume_training, runs.read_run,
+    runs.train_model, runs.train_on_examples, runs.resume_training, runs.read_run,
     serving.serve, serving.stop_serving,
     cached.list_models, cached.download, cached.plan_deletion, cached.delete_cached,
 ]  # fmt: skip

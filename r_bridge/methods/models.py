@@ -12,20 +12,22 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 def from_pretrained(
     session: Session, identifier: str, revision: str, family: str | None, device: str, dtype: str,
-    quantize: str | None, token: str | None, local_files_only: bool,
+    quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import load, open_checkpoint
+    from minhub_py.pretrained import adapter_folders, load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
     if identifier.lower().endswith(".gguf"):
         require("gguf")  # before a download
     entry = ENTRIES[family] if family else None
     checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
+    if adapter is not None:
+        [checkpoint.adapter] = adapter_folders(adapter, token=token, local_files_only=local_files_only).values()
     files = signature(checkpoint.path)  # before loading, to detect later changes of the files
     module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
-    model = Model(module, checkpoint.path, signature=files)
+    model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
     return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
 
 

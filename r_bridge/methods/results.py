@@ -64,7 +64,8 @@ def model_fingerprint(session: Session, model: Model) -> str:
 
     ValueError: the files have changed since the model was loaded.
     """
-    from minhub_py.checkpoints.fingerprint import fingerprint, signature
+    from minhub_py.adapters.files import CONFIG, WEIGHTS
+    from minhub_py.checkpoints.fingerprint import file_digest, fingerprint, signature
 
     if model.folder is None:
         return ""
@@ -73,7 +74,9 @@ def model_fingerprint(session: Session, model: Model) -> str:
             f"resume: the files in {model.folder} have changed since the model was loaded: load the model again, "
             "so that the stored results belong to its files"
         )
-    return fingerprint(model.folder)
+    if model.adapter is None:
+        return fingerprint(model.folder)
+    return f"{fingerprint(model.folder)} {file_digest(model.adapter / WEIGHTS)} {file_digest(model.adapter / CONFIG)}"
 
 
 def tokenizer_fingerprint(session: Session, tokenizer: Tokenizer) -> str:

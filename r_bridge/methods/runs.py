@@ -22,6 +22,22 @@ def train_model(session: Session, texts: Any, out: str, settings: Any, copy: boo
     return training.describe_run(Path(out))
 
 
+def train_on_examples(session: Session, columns: Any, path: str, out: str, settings: Any) -> dict[str, Any]:
+    """Train a model on the examples of a data frame, and store it in the folder `out`. Returns the results.
+
+    path: the file for the examples, which R removes.
+    """
+    from r_bridge import training
+
+    training.write_examples(columns, Path(path))
+    try:
+        return train_model(session, [path], out, settings)
+    except ValueError as error:
+        if path not in str(error):
+            raise
+        raise ValueError(str(error).replace(path, "text")) from error  # the file is not the user's
+
+
 def resume_training(session: Session, out: str, settings: Any) -> dict[str, Any]:
     """Resume a run, with changes to its settings. Returns the results."""
     from minhub_py.training import resume

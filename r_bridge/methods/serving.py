@@ -10,12 +10,18 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 def serve(
     session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
-    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10,
+    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Start a server on localhost. Returns its address, and its number for `stop_serving`."""
+    """Start a server on localhost. Returns its address, and its number for `stop_serving`.
+
+    adapters: folders by name.    ValueError: an adapter does not fit the model.
+    """
     require("serve")
+    from minhub_py.adapters.attach import attach
+    from minhub_py.adapters.files import read_adapter
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import engine_for
+    from minhub_py.pretrained import adapter_folders
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.models import ServedModel
     from minhub_py.serve.run import BackgroundServer
@@ -23,15 +29,20 @@ def serve(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     template = chat_template_of(None if tokenizer else model.folder, tok)
+    folders = adapter_folders({key: str(scalar(value, str)) for key, value in dict(adapters or {}).items()})
+    base = model.module
+    networks = {name: base, **{key: attach(base, read_adapter(path, base)) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    engine = engine_for(model.module, tok, name, rows=rows, context=context, cache_dir=cache_dir,
-                        cache_size=int(cache_size))  # fmt: skip
-    try:
-        served = ServedModel(name, model.module, tok, template, engine, 600)
-    except ValueError:
-        engine.close()
-        raise
-    background.uvicorn.server.models.add(served)
+    for title, network in networks.items():
+        engine = engine_for(network, tok, title, rows=rows, context=context, cache_dir=cache_dir,
+                            cache_size=int(cache_size))  # fmt: skip
+        try:
+            parent = None if network is base else name
+            served = ServedModel(title, network, tok, template, engine, 600, parent=parent)
+        except ValueError:
+            engine.close()
+            raise
+        background.uvicorn.server.models.add(served)
     address = background.__enter__()
     return {"address": address, "number": session.add(background), "note": template.note}
 

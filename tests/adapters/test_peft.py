@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from real_data import real_data
+from references import assert_close, ids_of, random_model
 from safetensors.torch import load_file, save_file
 from small_models import T5
 
 from minhub_py import from_pretrained, generate, save_adapter, save_pretrained
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.files import read_adapter
 from minhub_py.models.lora import LoRAFactors
 
 CASES = ["lora_default", "lora_all_linear", "rslora", "dora", "regex_layer1", "patterns", "save_head"]
@@ -144,3 +147,29 @@ def test_adapters_share_the_weights_of_the_base(tmp_path: Path) -> None:
     prompts = [[1, 2, 3], [4, 5]]
     alone = [generate(each, prompts, 8, temperature=0, eos_id=None) for each in (model, a, b)]
     assert alone[0] != alone[1] != alone[2]
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@torch.no_grad()
+def test_adapters_of_mlx_are_read(dora: bool, tmp_path: Path) -> None:
+    """The formula of mlx-lm applied to the weights: scale is not divided by the rank."""
+    model = random_model("llama")
+    weight = model.layers[1].self_attn.q_proj.weight
+    a, b = torch.randn(weight.size(1), 4) * 0.2, torch.randn(4, weight.size(0)) * 0.2
+    name = "model.layers.1.self_attn.q_proj"
+    tensors = {f"{name}.lora_a": a, f"{name}.lora_b": b}
+    changed = weight + 3.0 * (b.t() @ a.t())
+    if dora:
+        tensors[f"{name}.m"] = torch.rand(weight.size(0)) + 0.5
+        changed = changed * (tensors[f"{name}.m"] / changed.norm(dim=1)).unsqueeze(1)
+    save_file(tensors, tmp_path / "adapters.safetensors")
+    settings = {"rank": 4, "scale": 3.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}
+    kind = "dora" if dora else "lora"
+    content = {"fine_tune_type": kind, "num_layers": 1, "lora_parameters": settings}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content))
+    actual = attach(model, read_adapter(tmp_path, model))(ids_of(1, 9))
+    weight.copy_(changed)
+    assert_close(actual, model(ids_of(1, 9)), 1e-5)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content | {"fine_tune_type": "full"}))
+    with pytest.raises(ValueError, match="fine_tune_type is 'full'"):
+        read_adapter(tmp_path, model)

@@ -11,7 +11,7 @@ from small_models import LSTM, SINUSOIDAL, T5
 
 import minhub_py
 from minhub_py import attention_weights, attribution, direction, head_scores, probe
-from minhub_py.models.steps import Norm
+from minhub_py.analysis.points import norms_between_additions
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ from minhub_py.models.steps import Norm
 def test_attribution_with_a_frozen_norm_scale_sums_to_the_logit_difference(name: str) -> None:
     model = random_model(name)
     [ids] = texts_of(30)
-    if any(isinstance(step, Norm) and step.to_residual for step in model.steps()):
+    if norms_between_additions(model.steps()):
         with pytest.raises(ValueError, match="use patching"):
             attribution(model, None, ids, 3, 7)
         return

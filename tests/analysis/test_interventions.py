@@ -15,10 +15,10 @@ from small_models import LSTM, T5, tokenizer
 import minhub_py
 from minhub_py import activations, attention_weights, embed, generate, intervene, logit_lens, patching, score
 from minhub_py.analysis.attribution import factor_of
-from minhub_py.analysis.points import Points
+from minhub_py.analysis.points import Points, norms_between_additions
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.quantize import quantize
-from minhub_py.models.steps import Norm, ScaleResidual
+from minhub_py.models.steps import ScaleResidual
 
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": 80, "n_embd": 24, "n_layer": 3, "n_head": 4}
 CACHES = ["gpt2", "gemma3_text", "lstm", "qwen3_5_text", "t5"]
@@ -66,7 +66,7 @@ def test_embeddings_and_all_contributions_sum_to_the_residual_stream(name: str) 
         factors = [float(step.factor) for step in model.steps() if isinstance(step, ScaleResidual)]
         parts = {key: result[key] * factor_of(key, factors) for key in (f"{start}embeddings", *names)}
         total = sum(parts.values())
-        if any(isinstance(step, Norm) and step.to_residual for step in model.steps()):
+        if norms_between_additions(model.steps()):
             assert (total - result[last]).abs().max() > 0.1  # the norms of the stream are between the additions
         else:
             assert_close(total, result[last])

@@ -127,6 +127,48 @@ def test_each_split_of_a_reply_has_the_same_events(templates: dict[str, ChatTemp
         assert parsed(templates["hermes"], reply.replace("<b>", "<b>"), always(size)) == shown
 
 
+BEGINNINGS = {
+    "hermes": '<tool_call>\n{"name": "get_weather"', "named": "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi",
+    "tags": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2",
+    "channels": "<|channel|>commentary to=functions.get_weather <|constrain|>", "without tools": '<tool_call>\n{"na',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_the_beginning_of_a_call_that_is_cut_is_dropped(templates: dict[str, ChatTemplate], name: str) -> None:
+    """The text before it remains."""
+    template, beginning = templates[name], BEGINNINGS[name]
+    before = "" if name == "channels" else "I look. "
+    prompt = template.render([USER], enable_thinking=False) if name == "tags" else ""
+    before = "</think>" + before if name == "tags" else before
+    start = re.search("[>\\]]", beginning).end()  # type: ignore[union-attr]  # of the first mark
+    for length in range(start + 1, len(beginning)):
+        internal = template.markup.alphabet.internal(before + beginning[:length])
+        parser = ReplyParser(template.markup, SCHEMAS, prompt)
+        events = joined(parser.feed(internal) + parser.close(cut=True))
+        assert events in ([], [("content", "I look.", 0)]), (beginning[:length], events)
+        parser = ReplyParser(template.markup, SCHEMAS, prompt)
+        assert joined(parser.feed(internal) + parser.close()) != events  # the model ended the reply
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_beside_a_call_is_in_the_reply(templates: dict[str, ChatTemplate], name: str) -> None:
+    """Also if the template renders calls without it."""
+    template = templates[name]
+    calls = [("get_weather", {"city": "Oslo"})]
+    text, prompt = rendered_reply(template, [USER, call_message(calls)])
+    if template.markup.tools.kind == "channels":
+        said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    else:
+        said = "I look.\n"
+    if template.markup.tools.trigger:  # otherwise, a call is the whole reply
+        closed = text.rpartition("</think>")
+        text = closed[0] + closed[1] + said + closed[2].lstrip()
+        events = parsed(template, text, always(3), prompt)
+        assert calls_of(events) == calls
+        assert ("content", "I look.", 0) in events
+
+
 def test_replies_without_complete_calls_are_text(templates: dict[str, ChatTemplate]) -> None:
     for name, reply in (
         ("without tools", "a <tool_call> b"), ("without tools", '<tool_call>\n{"name": 3}\n</tool_call>'),
@@ -204,13 +246,15 @@ def test_grammars_give_valid_calls(templates: dict[str, ChatTemplate], name: str
                 continue
             complete += 1
             assert calls_of(events), text
-            assert not any(text.strip() for kind, text, _ in events if kind == "content"), text
+            if fmt.kind != "channels":  # whose commentary can precede a call
+                assert not any(text.strip() for kind, text, _ in events if kind == "content"), text
             for called, arguments in calls_of(events):
                 assert called in SCHEMAS
                 if called == "get_weather":
                     assert isinstance(arguments["city"], str), text
                     assert arguments.keys() <= SCHEMA["properties"].keys()
                     assert type(arguments.get("days", 0)) is int
+                    assert arguments.get("unit", "C") in ("C", "it's F")
     assert complete
 
 
@@ -252,6 +296,7 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
         if template.markup.tools.native:
             text = template.render([USER, {"role": "assistant", "content": None, "tool_calls": []}, USER])
             assert text == template.render([USER, {"role": "assistant", "content": ""}, USER])
+    assert "<|im_start|>tool\nR-ONE" in templates["hermes"].render(messages, tools=TOOLS)
     named = templates["named"].render([USER, call_message(calls), *results], tools=TOOLS)
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in re.findall(r"\[CALL_ID\](.*?)\[ARGS\]", named))
     described = templates["without tools"].render([USER], tools=TOOLS)

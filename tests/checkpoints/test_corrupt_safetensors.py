@@ -1,8 +1,10 @@
 """Corrupt safetensors files and indexes of shards load correctly or are rejected with a short message."""
 
 import json
+import os
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
 
 import minhub_py
-from minhub_py.checkpoints.storage import write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
@@ -217,3 +219,30 @@ def test_write_rejects_integer_tensors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="x.*int64"):
         write_checkpoint(folder, {"x": torch.ones(2, dtype=torch.int64)}, {})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits virtual memory")
+@pytest.mark.parametrize(
+    ("name", "share"), [("model.safetensors", 0.5), ("model.safetensors", 1.5), ("model.bin", 0.5)]
+)
+def test_files_that_cannot_be_mapped_are_not_called_corrupt(tmp_path: Path, name: str, share: float) -> None:
+    """safetensors maps a file twice: itself, then by PyTorch."""
+    import resource
+
+    path, size = tmp_path / name.replace("model.bin", "pytorch_model.bin"), 2 * 2**30
+    if name == "model.bin":
+        with torch.serialization.skip_data():  # sparse, as below: occupies no space
+            torch.save({"a": torch.empty(size, dtype=torch.uint8)}, path)
+    else:
+        header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, path.stat().st_size + size)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(share * size), before[1]))
+    try:
+        with pytest.raises(MemoryError, match=r"cannot be mapped into memory \(2\.1 GB\).*is not corrupt"):
+            Checkpoint(tmp_path).meta  # noqa: B018
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert Checkpoint(tmp_path).meta["a"].shape == (size,)

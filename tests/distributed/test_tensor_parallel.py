@@ -43,7 +43,7 @@ CONFIGS = {
     "gpt2-wide": {**CASES["gpt2"], "n_embd": 64},
     "gpt_neox-wide": {**CASES["gpt_neox"], "hidden_size": 64},
     "llama-wide": {**CASES["llama"], "hidden_size": 64, "intermediate_size": 96},
-    "mxfp4": {**CASES["gpt_oss-all-experts"], "hidden_size": 64, "intermediate_size": 96,
+    "mxfp4": {**CASES["gpt_oss"], "hidden_size": 64, "intermediate_size": 96,
               "quantization_config": {"quant_method": "mxfp4"}},
 }  # fmt: skip
 NAMES = [*(name for name in FEW if not name.startswith("gemma4_")), *EXTRA, *CONFIGS]
@@ -234,10 +234,10 @@ def test_four_ranks_with_fewer_kv_heads_match_a_single_process(folder: Path, tmp
         "gpt2-wide",
         "gpt_neox-wide",
         "llama-wide",
-        "gpt_oss-all-experts",
+        "gpt_oss",
         "mxfp4",
         "qwen3_5_text",
-        "qwen3_moe-all-experts",
+        "qwen3_moe",
     ],
 )
 def test_each_rank_allocates_no_more_than_its_shard(name: str, two: Any, folder: Path) -> None:

@@ -162,8 +162,9 @@ def test_gradients_match_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [f"{name}-all-experts" if f"{name}-all-experts" in CASES else name for name in FEW])
 def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype) -> None:
+    """With experts, all are selected: rounding changes the choice, which differs by more than rounding."""
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}

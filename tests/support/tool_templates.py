@@ -87,7 +87,8 @@ def chat_template(text: str, *, markers: bool = True) -> ChatTemplate:
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "description": "a city", "maxLength": 12},
-                   "days": {"type": "integer", "minimum": 0, "maximum": 99}, "detailed": {"type": "boolean"}},
+                   "days": {"type": "integer", "minimum": 0, "maximum": 99}, "detailed": {"type": "boolean"},
+                   "unit": {"enum": ["C", "it's F"]}},
     "required": ["city"], "additionalProperties": False,
 }  # fmt: skip
 TOOLS = [

@@ -30,6 +30,9 @@
 #'   * `"none"` converts them to floating point.
 #'   * `NULL` is `"auto"` for a GGUF file on a CPU with `dtype = "auto"`, and
 #'     `"none"` otherwise.
+#' @param adapter A LoRA adapter of the model in PEFT's format: its folder, a
+#'   repository of the Hub (with `"@revision"` at the end for a branch, tag or
+#'   commit), or a run of [minhub_train()] with `lora`.
 #' @returns A model, see [minhub_model].
 #' @seealso [generate()], [next_tokens()], [token_logprobs()]
 #' @family functions for models
@@ -39,16 +42,16 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                            token = NULL, local_files_only = FALSE, quantize = NULL) {
-  load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize)
+                            token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL) {
+  load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize, adapter)
 }
 
 # from_pretrained() for one architecture.
 pretrained_of <- function(family) {
   force(family)
   function(identifier, revision = "main", device = "auto", dtype = "auto",
-           token = NULL, local_files_only = FALSE, quantize = NULL) {
-    load_model(identifier, revision, family, device, dtype, token, local_files_only, quantize)
+           token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL) {
+    load_model(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter)
   }
 }
 
@@ -272,14 +275,17 @@ mpnet_from_pretrained <- pretrained_of("mpnet")
 #' @export
 modernbert_from_pretrained <- pretrained_of("modernbert")
 
-load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize) {
+load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
     device = device_name(device), dtype = dtype_name(dtype), token = optional(token, string, what = "token"),
-    local_files_only = flag(local_files_only), quantize = optional(quantize, string, what = "quantize")
+    local_files_only = flag(local_files_only), quantize = optional(quantize, string, what = "quantize"),
+    adapter = optional(adapter, adapter_folder)
   )
   new_model("from_pretrained", arguments)
 }
+
+adapter_folder <- function(adapter) if (inherits(adapter, "minhub_run")) adapter$folder else path_or_name(adapter)
 
 path_or_name <- function(identifier) {
   identifier <- string(identifier)

@@ -60,6 +60,7 @@ run_job <- function(model, manifest, task, data, settings, column, extra_columns
   if (self$how$method != "from_pretrained" || isTRUE(self$changed) || !is.null(self$moved)) {
     fail("manifest needs a model as from_pretrained() loads it, so that its files describe it")
   }
+  if (!is.null(self$how$arguments$adapter)) fail("manifest does not support adapter: merge it with minhub convert")
   path <- path.expand(string(manifest, "manifest"))
   if (!grepl("\\.json$", path)) fail('manifest must name a file that ends in ".json", not ', describe(manifest))
   if (!dir.exists(dirname(path))) fail("manifest must be in an existing folder: create ", dirname(path))

@@ -27,6 +27,9 @@
 #'   used files are deleted.
 #' @param tokenizer A tokenizer, see [tokenizer_from_pretrained()]. By default,
 #'   the model's tokenizer.
+#' @param adapters LoRA adapters of the model, which share its weights: folders or
+#'   runs with names, such as `c(codes = "runs/codes")`. Requests select one by its
+#'   name, or as `"minhub+codes"`.
 #' @returns An object of class `minhub_server` with the fields `$address` and
 #'   `$name` and the methods `$stop()` and `$chat(...)`. `$chat()` creates a chat of
 #'   the package ellmer, with its arguments (such as `system_prompt` and `params`)
@@ -43,14 +46,25 @@
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
 minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = NULL, api_key = NULL, tokenizer = NULL,
-                         cache_dir = NULL, cache_size = 10e9) {
+                         cache_dir = NULL, cache_size = 10e9, adapters = NULL) {
   model <- check_model(model)
+  if (!is.null(adapters)) {
+    if (!is.character(adapters) && !is_plain_list(adapters)) {
+      fail("adapters must be folders or runs with names, not ", describe(adapters))
+    }
+    adapters <- as.list(adapters)
+    if (is.null(names(adapters)) || !all(nzchar(names(adapters))) || anyDuplicated(names(adapters))) {
+      fail("adapters must have unique names, such as c(codes = \"runs/codes\")")
+    }
+    if (name %in% names(adapters)) fail("adapters must not have the name of the model, ", describe(name))
+    adapters <- lapply(adapters, adapter_folder)
+  }
   result <- ask(
     "serve",
     model = model, tokenizer = check_tokenizer(tokenizer), name = string(name),
     port = whole_number(port, max = 65535), rows = whole_number(rows, min = 1, max = 1024),
     context = optional(context, whole_number, what = "context", min = 2), key = optional(api_key, string, what = "api_key"),
-    cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53)
+    cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53), adapters = adapters
   )
   if (!is.null(result$note)) note(name, " has ", result$note)
   server <- new.env(parent = emptyenv())

@@ -1,7 +1,7 @@
 #' Train a model
 #'
 #' `minhub_train()` trains a new model on text or, with `from`, fine-tunes an
-#' existing model. `minhub_resume()` continues an interrupted run, or a finished
+#' existing model on text or on examples of a task. `minhub_resume()` continues an interrupted run, or a finished
 #' run with more steps. `minhub_run()` reads the folder of a run.
 #'
 #' The last tenth of the text is held out for evaluation. The run stores the model
@@ -21,18 +21,41 @@
 #' schedule, and the result differs from a new run with this number of steps. A
 #' message and the model card (README.md in the folder) state it.
 #'
+#' @section Examples of a task:
+#' The columns of a data frame, or of a file with the extension `.jsonl`, `.csv`,
+#' `.tsv` or `.parquet`, determine the task:
+#'
+#' * `messages`, a list with one conversation per row: a data frame with the
+#'   columns `role` and `content`, or a list of such lists. The loss counts the
+#'   assistant's replies only.
+#' * `prompt` and `completion`: the loss counts the completions only.
+#' * `prompt`, `chosen` and `rejected`: preferences (DPO), with `lora`. `beta`
+#'   (0.1) limits the distance to the model without the adapter. Without `prompt`,
+#'   `chosen` and `rejected` are lists of conversations.
+#' * `text` and `label`: classification by a factor, strings or whole numbers,
+#'   and regression by other numbers. `from` is a text encoder, or a decoder of an
+#'   architecture with a classification head.
+#' * `text`: all tokens, or masked words with a text encoder.
+#'
+#' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
+#' number of passes over the rows (3), instead of `steps`. `objective` is `"chat"`,
+#' `"completion"`, `"preference"`, `"labels"`, `"text"` or `"masked"`, if the columns
+#' leave a choice.
+#'
 #' @section Further settings:
 #' `...` accepts the other settings of Python's `minhub_py.train()`, with the same
 #' defaults: `revision` (branch, tag or commit of `from`), `vocab_size` (of a
 #' `"bpe"` tokenizer), `held_out` (0.1, the held-out part of the text),
 #' `accumulate` (the number of parts into which the rows of a step are split to
 #' reduce memory), `warm_up` (100, the number of steps until the maximum learning
-#' rate), `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM
+#' rate), `epochs`, `objective`, `beta`, `checkpointing` (`TRUE` saves memory),
+#' `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM
 #' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
 #' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
 #'
 #' @param text The training text: paths of UTF-8 text files, or a character vector
-#'   of lines.
+#'   of lines. Or examples: a data frame, or paths of files with such columns, see
+#'   below.
 #' @param family The architecture: `"lstm"`, `"gpt2"`, `"llama"`, `"qwen3"` or
 #'   another prefix of a `_from_pretrained()` function. With `from`, the
 #'   architecture of that model.
@@ -100,6 +123,13 @@
 #' plot(run)
 #' generate(run$model, "To be", max_new_tokens = 20, seed = 1, stream = FALSE)
 #' run <- minhub_resume(run, steps = 40)
+#'
+#' # Teach a model a task by examples.
+#' examples <- data.frame(prompt = c("late train:", "cold soup:"), completion = c(" transport", " food"))
+#' run <- minhub_train(
+#'   examples[rep(1:2, 4), ],
+#'   from = "minhub/shakespeare-gpt2", lora = 4, steps = 2, context = 32, seed = 1
+#' )
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width = NULL, heads = NULL, context = NULL,
@@ -123,9 +153,17 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
     settings$lora <- if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
   }
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
+  settings <- Filter(Negate(is.null), settings)
+  if (is.data.frame(text)) {
+    columns <- example_columns(text)
+    path <- tempfile("minhub-examples-", fileext = ".jsonl")
+    # After an interrupt of the preparation, minhub_resume() reads the file again.
+    on.exit(if (!file.exists(file.path(out, "tokens", "begun.json"))) unlink(path))
+    result <- train_in(out, on_event, "train_on_examples", columns = columns, path = path, settings = settings)
+    return(new_run(result, result$device))
+  }
   files <- text_files(text)
   on.exit(unlink(files$temporary, recursive = TRUE))
-  settings <- Filter(Negate(is.null), settings)
   result <- train_in(out, on_event, "train_model", texts = files$paths, copy = length(files$temporary) > 0L, settings = settings)
   new_run(result, result$device)
 }
@@ -161,11 +199,53 @@ text_files <- function(text) {
   list(paths = path, temporary = folder)
 }
 
+EXAMPLE_COLUMNS <- list("messages", c("prompt", "completion"), c("chosen", "rejected"), c("text", "label"), "text")
+
+# The columns of examples as Python writes them to a file: strings, numbers, and conversations as lists of roles and
+# contents.
+example_columns <- function(data) {
+  if (nrow(data) == 0L) fail("text is a data frame without rows: pass one example per row")
+  if (!any(vapply(EXAMPLE_COLUMNS, function(names) all(names %in% names(data)), NA))) {
+    fail(
+      "text has the columns ", toString(names(data)), ": a data frame needs messages; prompt and completion; chosen and ",
+      "rejected; text and label; or text"
+    )
+  }
+  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt"))), names(data))
+  columns <- lapply(used, function(name) example_column(data[[name]], name))
+  names(columns) <- used
+  columns
+}
+
+example_column <- function(x, name) {
+  if (is.list(x) && !is.data.frame(x)) {
+    return(lapply(seq_along(x), function(row) conversation(x[[row]], paste0(name, ", row ", row))))
+  }
+  if (is.data.frame(x) || is.matrix(x)) fail(name, " must be a column of strings, not ", describe(x))
+  if (is.numeric(x) && !is.object(x) && name == "label" && any(x != floor(x), na.rm = TRUE)) return(as.double(x))
+  if (!is.character(x)) x <- as.character(x)
+  missing <- is.na(x)
+  x[!missing] <- texts(x[!missing], name)
+  as.character(x)
+}
+
+# A conversation as list(role, content).
+conversation <- function(x, what) {
+  if (is_plain_list(x) && is.null(names(x)) && length(x) && all(vapply(x, is.list, NA))) {
+    is_message <- vapply(x, function(message) all(lengths(message[c("role", "content")]) == 1L), NA)
+    if (all(is_message)) x <- list(role = vapply(x, `[[`, "", "role"), content = vapply(x, `[[`, "", "content"))
+  }
+  if (!is.list(x) || !all(c("role", "content") %in% names(x))) {
+    fail(what, " must be a data frame with the columns role and content, not ", describe(x))
+  }
+  list(role = texts(x$role, paste0("role of ", what)), content = texts(x$content, paste0("content of ", what)))
+}
+
 # Whether all strings are paths or look like paths. Checks the first string first, because a text may have many.
 are_paths <- function(text) {
   is_path <- function(x) {
     short <- nchar(x, "bytes") < 1000L & !grepl("\n", x, fixed = TRUE)
-    all(short) && all(grepl("[.]txt$|[/\\\\]", x) | file.exists(path.expand(x)))
+    all(short) && all(grepl("[.](txt|jsonl|csv|tsv|parquet)$|[/\\\\]", x) | file.exists(path.expand(x)))
   }
   is_path(text[[1L]]) && is_path(text)
 }
@@ -282,7 +362,8 @@ new_run <- function(about, device) {
   losses <- structure(about$losses, class = c("minhub_losses", "data.frame"))
   structure(
     list(
-      model = from_pretrained(about$folder, device = device), tokenizer = tokenizer_from_pretrained(about$folder),
+      model = from_pretrained(about$folder, device = device, quantize = about$settings$quantize),
+      tokenizer = tokenizer_from_pretrained(about$folder),
       losses = losses, best_loss = about$nats_per_token, best_step = about$best_step, folder = about$folder,
       settings = about$settings
     ),

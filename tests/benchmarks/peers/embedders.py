@@ -172,7 +172,7 @@ class Export:
         example = torch.tensor([[101, 7592, 2088, 102, 0, 0], [101, 2023, 2003, 1037, 3231, 102]])
         batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens", max=512)
         shapes = {"input_ids": {0: batch, 1: tokens}, "attention_mask": {0: batch, 1: tokens}}
-        # onnxscript 0.7.2 optimizes BERT to another function. Without padding in the example, the file has no mask.
+        # With an example without padding, the file computes another function (docs/benchmarks/experiments.md).
         torch.onnx.export(
             States(), (example, (example > 0).long()), file, input_names=list(shapes), dynamic_shapes=shapes,
             dynamo=True, optimize=False,

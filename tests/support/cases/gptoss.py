@@ -48,7 +48,7 @@ PUBLISHED = {"openai/gpt-oss-20b": 20_914_757_184, "openai/gpt-oss-120b": 116_82
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("gpt_oss-all-experts",),  # quantized, another choice of experts would move the logits by more than rounding
+    few=("gpt_oss",),
     gradients=("gpt_oss-no-bias", "gpt_oss-tied"),
     published=PUBLISHED,
     refused=REFUSED,

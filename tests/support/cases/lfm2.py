@@ -36,7 +36,7 @@ PUBLISHED = {"LiquidAI/LFM2-350M": 354_483_968, "LiquidAI/LFM2-700M": 742_489_34
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("lfm2-types", "lfm2_moe-all-experts"),
+    few=("lfm2-types", "lfm2_moe"),
     gradients=("lfm2-bias", "lfm2_moe-dense-layers"),
     published=PUBLISHED,
     refused=REFUSED,

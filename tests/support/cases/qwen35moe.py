@@ -31,7 +31,7 @@ PUBLISHED = {"Qwen/Qwen3.5-35B-A3B": 34_660_610_688, "Qwen/Qwen3-Next-80B-A3B-In
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("qwen3_5_moe_text-all-experts", "qwen3_next-all-experts"),
+    few=("qwen3_5_moe_text", "qwen3_next"),
     gradients=("qwen3_5_moe_text", "qwen3_next-sizes"),
     published=PUBLISHED,
     refused=REFUSED,

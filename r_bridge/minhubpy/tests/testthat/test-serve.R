@@ -26,6 +26,20 @@ test_that("a server stores prefixes in a folder", {
   expect_true(dir.exists(folder))
 })
 
+test_that("a server has the adapters of its model", {
+  needs_extra("serve")
+  run <- minhub_train(data.frame(text = c("a", "bc", "de")), from = BUILT_IN[[1L]], lora = 2, steps = 1, context = 8, seed = 1)
+  server <- minhub_serve(a_model(), name = "bard", adapters = list(codes = run, same = run$folder))
+  on.exit(server$stop())
+  address <- url(paste0(server$address, "/v1/models"))
+  models <- suppressWarnings(readLines(address))
+  close(address)
+  for (name in c("bard", "codes", "same")) expect_match(models, paste0("\"id\":\"", name, "\""), fixed = TRUE, all = FALSE)
+  expect_refused(minhub_serve(a_model(), adapters = run$folder), "adapters must have unique names")
+  expect_refused(minhub_serve(a_model(), adapters = c(minhub = "x")), "adapters must not have the name of the model")
+  expect_refused(minhub_serve(run, adapters = list(a = run)), "has an adapter already", class = "ValueError")
+})
+
 test_that("wrong arguments of a server are errors", {
   needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")

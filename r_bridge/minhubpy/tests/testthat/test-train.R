@@ -185,7 +185,7 @@ test_that("wrong arguments of a training are errors", {
   expect_refused(minhub_train(VERSE, seed = -1), "seed must be between 0 and 9223372036854775807, not -1")
   expect_refused(minhub_train(VERSE, family = "gpt3"), "family must be one of gpt2, gptneo, ")
   expect_refused(minhub_train(VERSE, heads = 2), "heads: lstm has no attention heads; remove this setting")
-  expect_refused(minhub_train(VERSE, epochs = 9), "unknown setting epochs; the settings are family, from, tokenizer")
+  expect_refused(minhub_train(VERSE, passes = 9), "unknown setting passes; the settings are family, from, tokenizer")
   expect_refused(minhub_train(VERSE, warmup = 3), "unknown setting warmup; did you mean warm_up?")
   expect_refused(minhub_train(VERSE, start = "gpt2"), "unknown setting start; the settings are family, from")
   expect_refused(minhub_train(VERSE, config = list(n_embd = 8)), "config: unknown setting n_embd; the settings of lstm are vocab_size")
@@ -441,4 +441,78 @@ test_that("runs are compared by loss, with their names", {
   expect_refused(minhub_compare(), "minhub_compare() requires at least one run: pass runs or their folders")
   expect_refused(minhub_compare(3), "a run must be the result of minhub_train() or its folder, not 3")
   expect_refused(minhub_compare(tempdir()), "is not a run of minhub_train()")
+})
+
+test_that("an adapter of a model is trained, and its folder loads as a model", {
+  from <- "minhub/shakespeare-gpt2"
+  run <- minhub_train(
+    rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
+  )
+  expect_identical(as.numeric(run$settings$lora$r), 2)
+  expect_true(all(diff(run$losses$held_out_loss) < 0))
+  expect_true(any(basename(list.files(run$folder, recursive = TRUE)) == "adapter_config.json"))
+  text <- function(model) generate(model, "To be", max_new_tokens = 5, temperature = 0, stream = FALSE)
+  expect_identical(text(from_pretrained(run$folder)), text(run$model))
+  expect_refused(minhub_train(VERSE, from = from, lora = "a"), "lora must be one number")
+  expect_refused(minhub_train(VERSE, lora = 2), "lora", class = "ValueError")
+})
+
+test_that("a data frame teaches a model a task", {
+  from <- "minhub/shakespeare-gpt2"
+  quick <- function(data, ...) {
+    minhub_train(data, from = from, lora = 4, batch = 4, context = 48, steps = 4, evaluate_every = 2, seed = 1, learning_rate = 0.01, ...)
+  }
+  pairs <- data.frame(prompt = rep(c("red:", "one:", "up:"), 4), completion = rep(factor(c(" blue", " two", " down")), 4), id = 1:12)
+  run <- quick(pairs, held_out = 0.25, quantize = "nf4")
+  expect_identical(run$settings[c("objective", "held_out", "steps")], list(objective = "completion", held_out = 0.25, steps = 4L))
+  expect_lt(run$best_loss, run$losses$held_out_loss[[1L]])
+  expect_identical(dir(tempdir(), "^minhub-examples-"), character())
+  epochs <- minhub_train(pairs, from = from, lora = 2, epochs = 0.5, context = 48, seed = 1, objective = "completion")
+  expect_identical(epochs$settings[c("epochs", "steps")], list(epochs = 0.5, steps = 1L))
+  text <- quick(data.frame(text = rep(VERSE[1:2], 3)))
+  expect_identical(text$settings$objective, "text")
+  preference <- quick(data.frame(prompt = pairs$prompt, chosen = pairs$completion, rejected = " no"), beta = 0.5)
+  expect_equal(preference$losses$held_out_loss[[1L]], log(2), tolerance = 1e-6)
+  expect_identical(preference$settings$beta, 0.5)
+
+  # The adapter's folder with its model, in R and in a server.
+  adapted <- from_pretrained(from, adapter = run)
+  expect_identical(adapted(1:5), from_pretrained(run$folder)(1:5))
+  expect_false(identical(adapted(1:5), a_model()(1:5)))
+  expect_refused(from_pretrained(from, adapter = tempfile("none")), "There is no folder", class = "FileNotFoundError")
+  expect_refused(word_logprobs(adapted, "To be", manifest = tempfile(fileext = ".json")), "manifest does not support adapter")
+
+  expect_refused(quick(pairs[0, ]), "text is a data frame without rows: pass one example per row")
+  expect_refused(quick(pairs["id"]), "text has the columns id: a data frame needs messages; prompt and completion; chosen")
+  pairs$completion[[2L]] <- NA
+  expect_refused(quick(pairs), "text, row 2: completion is missing", class = "ValueError")
+  expect_refused(quick(data.frame(messages = I(list(1, 2)))), "messages, row 1 must be a data frame with the columns role and content")
+  expect_refused(quick("no-such-file.jsonl"), "does not exist")
+})
+
+test_that("a data frame of conversations or of labels trains", {
+  needs_python()
+  folder <- tempfile("chat-base-")
+  save_pretrained(a_model(), folder)
+  template <- "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+  writeLines(template, file.path(folder, "chat_template.jinja"), sep = "")
+  talk <- data.frame(role = c("user", "assistant"), content = c("red", "blue"))
+  as_list <- list(list(role = "user", content = "one"), list(role = "assistant", content = "two"))
+  chats <- data.frame(id = 1:8)
+  chats$messages <- rep(list(talk, as_list), 4)
+  run <- minhub_train(chats, from = folder, lora = 4, steps = 4, evaluate_every = 2, context = 48, seed = 1, learning_rate = 0.01)
+  expect_identical(run$settings$objective, "chat")
+  expect_lt(run$best_loss, run$losses$held_out_loss[[1L]])
+
+  tok <- tokenizer_from_pretrained(BUILT_IN[[1L]])
+  base <- tempfile("llama-")
+  llama <- llama(vocab_size = a_model()$vocab_size, hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2,
+                 num_key_value_heads = 2, pad_token_id = 0, seed = 1)
+  save_pretrained(llama, base, tokenizer = tok)
+  labels <- data.frame(text = rep(c("red", "blue"), 6), label = rep(c(2, 1), 6))
+  run <- minhub_train(labels, from = base, steps = 20, context = 16, seed = 1, learning_rate = 0.01)
+  expect_identical(run$settings$objective, "labels")
+  expect_identical(unlist(run$model$config$id2label, use.names = FALSE), c("1", "2"))
+  labels$label <- labels$label + 0.5
+  expect_identical(minhub_train(labels, from = base, steps = 1, context = 16, seed = 1)$model$config$problem_type, "regression")
 })
