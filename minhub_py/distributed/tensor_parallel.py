@@ -112,7 +112,8 @@ class Plan:
         listed = [*(model.encoder_steps() if isinstance(model, EncoderDecoder) else ()), *model.steps()]
         if isinstance(alibi := getattr(model, "alibi", None), ALiBi):
             share = self.segment(len(alibi.slopes)).share
-            model.alibi = ALiBi(alibi.slopes[share.start : share.stop])
+            divided: Any = model
+            divided.alibi = ALiBi(alibi.slopes[share.start : share.stop])
         for i, step in enumerate(listed):
             self.divide(step, next((later for later in listed[i + 1 :] if not isinstance(later, steps.Rotate)), None))
 

@@ -84,9 +84,9 @@ def describe(entry: Entry) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("functions", "audio")
+    fields.reject("audio")
     chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
-    choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
+    legacy = choose(chat, fields)
     settings = parse_settings(fields, served, chat=True)
     chat.schema = parse_schema(fields, "response_format")
     chat.variables = parse_variables(fields) | {"continue_final_message": fields.boolean("continue_final_message")}
@@ -114,8 +114,8 @@ async def chat_completions(request: HTTPRequest) -> Response:
     async def complete() -> dict[str, Any]:
         replies = await collect_replies(generation)
         choices = [
-            {"index": index, "message": message_of(reply), "logprobs": logprobs_of(reply.tokens),
-             "finish_reason": reply.finish_reason}
+            {"index": index, "message": message_of(reply, legacy), "logprobs": logprobs_of(reply.tokens),
+             "finish_reason": finish_reason(reply.end, bool(reply.calls), legacy)}
             for index, reply in enumerate(replies)
         ]  # fmt: skip
         return {**head, "object": "chat.completion", "choices": choices, "usage": usage(generation, len(ids))}
@@ -130,7 +130,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
 
         for index in range(count):
             yield chunk([part(index, {"role": "assistant", "content": ""})])
-        writers = [DeltaWriter() for _ in range(count)]
+        writers = [DeltaWriter(legacy) for _ in range(count)]
         unfinished = count
         async for index, delta in generation.deltas():
             for fields, tokens in writers[index].add(delta):
@@ -148,13 +148,35 @@ async def chat_completions(request: HTTPRequest) -> Response:
     return await respond(request, generation, complete, events if stream else None)
 
 
-def message_of(reply: ParsedReply) -> dict[str, Any]:
+def choose(chat: ChatInput, fields: Fields) -> bool:
+    """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of `tools`."""
+    if chat.tools or fields.get("functions") is None:
+        choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
+        return False
+    chat.tools = parse_tools(fields.get("functions"), "functions")
+    choice = fields.get("function_call")
+    choice = {"type": "function", **choice} if isinstance(choice, dict) else choice
+    choose_tools(chat, choice, parallel=False, name="function_call")
+    return True
+
+
+def finish_reason(end: str, calls: bool, legacy: bool) -> str:
+    """The finish reason of a reply. legacy: the request has `functions` instead of `tools`."""
+    if end != "stop" or not calls:
+        return end
+    return "function_call" if legacy else "tool_calls"
+
+
+def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
     """A reply as a message. The names of reasoning are those of llama.cpp and of vLLM."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.reasoning:
         message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
     if reply.calls:
         message["content"] = reply.text or None
+    if reply.calls and legacy:
+        message["function_call"] = {"name": reply.calls[0].name, "arguments": reply.calls[0].arguments}
+    elif reply.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in reply.calls
@@ -166,9 +188,11 @@ class DeltaWriter:
     """Writes the parts of a streamed reply as deltas of a message.
 
     Reasoning, text and calls are in separate deltas: ellmer ignores text beside reasoning.
+    legacy: the request has `functions` instead of `tools`, so that only the first call is sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, legacy: bool = False) -> None:
+        self.legacy = legacy
         self.splitters: dict[str, DeltaSplitter] = {}
         self.calls = 0
         self.tokens: tuple[Token, ...] = ()  # not sent yet
@@ -178,12 +202,14 @@ class DeltaWriter:
         self.tokens += delta.tokens
         parts = []
         for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
+            if self.legacy and event.index > 0:
+                continue
             if event.kind == "call":
                 parts += self._end_text()
                 self.calls += 1
                 function = {"name": event.text, "arguments": ""}
-                parts.append({"tool_calls": [{"index": event.index, "id": new_call_id(), "type": "function",
-                                              "function": function}]})  # fmt: skip
+                call = {"index": event.index, "id": new_call_id(), "type": "function", "function": function}
+                parts.append({"function_call": function} if self.legacy else {"tool_calls": [call]})
             else:
                 parts += self._text(event)
         if delta.end is not None:
@@ -194,7 +220,7 @@ class DeltaWriter:
 
     def _text(self, event: ReplyEvent) -> list[dict[str, Any]]:
         key = f"{event.kind} {event.index}"
-        splitter = self.splitters.setdefault(key, DeltaSplitter(lambda text: text_delta(event, text)))
+        splitter = self.splitters.setdefault(key, DeltaSplitter(lambda text: text_delta(event, text, self.legacy)))
         return splitter.add(event.text)
 
     def _end_text(self) -> list[dict[str, Any]]:
@@ -202,16 +228,17 @@ class DeltaWriter:
 
     def finish_reason(self, end: str) -> str:
         """The finish reason of the message."""
-        return "tool_calls" if self.calls and end == "stop" else end
+        return finish_reason(end, self.calls > 0, self.legacy)
 
 
-def text_delta(event: ReplyEvent, text: str) -> dict[str, Any]:
+def text_delta(event: ReplyEvent, text: str, legacy: bool) -> dict[str, Any]:
     """The delta of a part of a reply."""
     if event.kind == "content":
         return {"content": text}
     if event.kind == "reasoning":
         return {"reasoning_content": text, "reasoning": text}
-    return {"tool_calls": [{"index": event.index, "function": {"arguments": text}}]}
+    function = {"arguments": text}
+    return {"function_call": function} if legacy else {"tool_calls": [{"index": event.index, "function": function}]}
 
 
 class DeltaSplitter:

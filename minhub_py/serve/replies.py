@@ -31,11 +31,6 @@ class ParsedReply:
     tokens: list[Token] = field(default_factory=list)
     end: str = "length"
 
-    @property
-    def finish_reason(self) -> str:
-        """The finish reason of chat completions."""
-        return "tool_calls" if self.calls and self.end == "stop" else self.end
-
     def add(self, delta: Delta) -> None:
         """Append a delta."""
         self.text += delta.text

@@ -91,6 +91,32 @@ def test_openai_receives_calls_and_reasoning(client: Any, script: Script, script
         assert choice.message.model_extra.get("reasoning_content") == reasoning
 
 
+def test_functions_are_tools_in_the_previous_form(client: Any, script: Script) -> None:
+    """With `functions`, `function_call` and messages of role function."""
+    functions = [tool["function"] for tool in TOOLS]
+    ask: dict[str, Any] = {"model": "hermes", "messages": user("?"), "functions": functions}
+    script.replies += [f"I look. {CALL}"] * 2
+    choice = client.chat.completions.create(**ask).choices[0]
+    chunks = list(client.chat.completions.create(**ask, stream=True))
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == (
+        "function_call", "I look.", None
+    )  # fmt: skip
+    deltas = [chunk.choices[0].delta.function_call for chunk in chunks if chunk.choices[0].delta.function_call]
+    assert [delta.name for delta in deltas if delta.name] == [choice.message.function_call.name] == ["get_weather"]
+    streamed = "".join(delta.arguments for delta in deltas)
+    assert json.loads(choice.message.function_call.arguments) == json.loads(streamed) == ARGUMENTS
+    assert chunks[-1].choices[0].finish_reason == "function_call"
+    script.replies.append("Sunny.")
+    history = [*user("?"), choice.message.to_dict(), {"role": "function", "name": "get_weather", "content": "sunny"}]
+    assert client.chat.completions.create(**{**ask, "messages": history}).choices[0].message.content == "Sunny."
+    named = client.chat.completions.create(
+        **ask, function_call={"name": "calendar.list"}, temperature=1, seed=1, max_tokens=600
+    )
+    assert named.choices[0].message.function_call.name == "calendar.list"
+    script.replies.append("Yes.")
+    assert client.chat.completions.create(**ask, function_call="none").choices[0].message.content == "Yes."
+
+
 def test_a_conversation_continues_after_calls(client: Any, script: Script, http: httpx2.Client) -> None:
     """The client's message and results are in the next prompt."""
     script.replies.append(f"<think>\nHm.\n</think>\n\n{CALL}")
