@@ -11,7 +11,7 @@ Differences from similar architectures
                Here each layer type has its own head size, and a layer ends with a product with a number.
 
     E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
-               last layers compute no keys and values, but attend to those of an earlier layer of their type
+               last layers use the keys and values of an earlier layer of their type
     31B        the values of global layers are their keys, before norm and rotation
 
 Notation
@@ -276,7 +276,7 @@ class Gemma4Config:
 
     @property
     def kinds(self) -> list[str]:
-        """The type of each layer. As in transformers, the last layer is full, whatever layer_types says."""
+        """The type of each layer. As in transformers, the last layer is always full."""
         count = self.num_hidden_layers
         kinds = self.layer_types or [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(count)]
         return [*kinds[:-1], FULL]

@@ -1,4 +1,4 @@
-"""What only Gemma 4 has, beside the cases of tests/support/cases/gemma4.py."""
+"""Properties of Gemma 4 only; see also the cases of tests/support/cases/gemma4.py."""
 
 import json
 from pathlib import Path
