@@ -13,6 +13,7 @@ import numpy as np
 from minhub_py.system.spelling import unknown
 from minhub_py.training import Listener, Settings
 from minhub_py.training.checkpoint import COLUMNS, LossRow
+from minhub_py.training.progress import busy_advice, load_average
 from minhub_py.training.summary import about, duration, family_title, read
 from r_bridge.convert import Frame, setting
 from r_bridge.objects import Session
@@ -46,10 +47,12 @@ class RListener(Listener):
             "finished": trainer.finished, "batch": settings.batch, "context": trainer.context,
         })  # fmt: skip
 
-    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+    def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
         """The approximate duration of the run."""
-        self.session.emit({"event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
-                          "evaluations": evaluations})  # fmt: skip
+        self.session.emit({
+            "event": "estimated", "seconds": seconds, "time": about(seconds), "steps": steps,
+            "evaluations": evaluations, "step_seconds": step_seconds, "busy": busy_advice(*load_average()),
+        })  # fmt: skip
 
     def working(self, step: int, task: str, number: int, count: int) -> None:
         """The pending batch, at most once a second."""

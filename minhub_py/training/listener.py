@@ -14,8 +14,8 @@ class Listener:
     def begins(self, trainer: Any) -> None:
         """Before the first step; `trainer` is a `loop.Trainer`."""
 
-    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
-        """Once, early in the first evaluation: the estimated duration of all steps and evaluations."""
+    def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
+        """Once, in the first evaluation: the estimated duration of all steps and evaluations, and of one step."""
 
     def working(self, step: int, task: str, number: int, count: int) -> None:
         """Before batch `number` of `count` of an evaluation or a step; `task` is "evaluation" or "step"."""

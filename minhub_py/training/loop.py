@@ -256,7 +256,8 @@ class Trainer:
                 sequences = held_out.sequences(shard, length + 1).to(self.device)
                 started = time.perf_counter()
                 loss += self.loss(self.wrapped, sequences, state).item() * weight
-                self.estimate(number, time.perf_counter() - started, len(shard) * length)
+                last = number == len(self.evaluation_batches)
+                self.estimate(number, time.perf_counter() - started, len(shard) * length, last)
                 tokens += weight
         finally:
             self.set_training_mode()
@@ -274,15 +275,20 @@ class Trainer:
                 started = time.perf_counter()
                 with self.autocast(), self.kernels():
                     loss += task.loss(self.model, batch).item()
-                self.estimate(number, time.perf_counter() - started, batch.idx.numel())
+                last = number == len(self.evaluation_batches)
+                self.estimate(number, time.perf_counter() - started, batch.idx.numel(), last)
                 targets += batch.targets
         finally:
             self.set_training_mode()
         return loss / targets
 
-    def estimate(self, number: int, seconds: float, tokens: int) -> None:
-        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
-        if self.has_estimate or not self.group.is_main or (number == 1 and seconds < WARMUP_SECONDS):
+    def estimate(self, number: int, seconds: float, tokens: int, last: bool) -> None:
+        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens.
+
+        The first batch includes initialization: unless it is slow or the last one, the next batch is used.
+        """
+        early = number == 1 and seconds < WARMUP_SECONDS and not last
+        if self.has_estimate or not self.group.is_main or early:
             return
         self.has_estimate = True
         settings = self.settings
@@ -292,9 +298,9 @@ class Trainer:
             evaluated = evaluations * sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
         else:
             evaluated = evaluations * len(self.corpus.held_out.ids)
-        trained = steps * self.tokens_per_step / self.group.world_size * STEP_PER_FORWARD
-        forward_tokens = trained + evaluated / self.group.world_size
-        self.listener.estimated(forward_tokens * seconds / tokens, steps, evaluations)
+        per_token = seconds / tokens / self.group.world_size
+        step_seconds = self.tokens_per_step * STEP_PER_FORWARD * per_token
+        self.listener.estimated(steps * step_seconds + evaluated * per_token, steps, evaluations, step_seconds)
 
     def evaluate(self) -> None:
         """Compute the validation loss, add a row to losses.csv, save the best model, and write a sample."""

@@ -88,10 +88,12 @@ class ConsoleListener(Listener):
         elif step:
             self.print_line(f"continues after step {step:,}")
 
-    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+    def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
         """The duration of the run; for a long run, also the settings that shorten it."""
-        self.print_line(f"about {about(seconds)} for {steps:,} step{'' if steps == 1 else 's'} and {evaluations:,} "
-                        f"evaluation{'' if evaluations == 1 else 's'}")  # fmt: skip
+        self.print_line(f"about {about(seconds)} for {steps:,} step{'' if steps == 1 else 's'} of {step_seconds:.2g} s "
+                        f"and {evaluations:,} evaluation{'' if evaluations == 1 else 's'}")  # fmt: skip
+        if busy := busy_advice(*load_average()):
+            self.print_line(busy)
         if seconds >= LONG_RUN:
             names = ", ".join(map(setting, ("steps", "batch", "context", "evaluate_tokens")))
             self.print_line(f"smaller values take less time: {names}")
@@ -141,6 +143,18 @@ class ConsoleListener(Listener):
         """The location of the best model."""
         self.print_line(f"\nThe best model, of step {best['step']:,} with a loss of {best['held_out_loss']:.4f}, is in "
                         f"{folder}{advice}")  # fmt: skip
+
+
+def load_average() -> tuple[float, int]:
+    """The load average of the last minute, 0 if the system has none, and the number of cores."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+
+
+def busy_advice(load: float, cores: int) -> str:
+    """A hint that other programs slow the training down; "" if the cores are sufficient."""
+    if load <= cores:
+        return ""
+    return f"the machine is busy (load average {load:.1f} on {cores} cores): training takes longer"
 
 
 def is_main_process() -> bool:

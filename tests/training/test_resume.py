@@ -229,7 +229,8 @@ class Cancels(Notes):
     def working(self, step: int, task: str, number: int, count: int) -> None:
         self.batches.append((step, task, number, count))
 
-    def estimated(self, seconds: float, steps: int, evaluations: int) -> None:
+    def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
+        assert 0 < steps * step_seconds < seconds
         self.estimates.append((seconds, steps, evaluations))
 
     def cancelled(self) -> bool:

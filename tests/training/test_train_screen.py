@@ -72,15 +72,20 @@ def test_a_pipe_receives_lines(
     assert "\nstep 13: batch 1 of 1\n" in shown
 
 
-def test_the_estimate_of_a_long_run_lists_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_estimate_of_a_long_run_lists_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The names of the settings are spelled for the caller's interface."""
+    monkeypatch.setattr(progress, "load_average", lambda: (1.5, 2))
     console = progress.ConsoleListener()
-    console.estimated(40, 1, 1)
-    assert capsys.readouterr().err == "about 40 s for 1 step and 1 evaluation\n"
+    console.estimated(40, 1, 1, 12.345)
+    assert capsys.readouterr().err == "about 40 s for 1 step of 12 s and 1 evaluation\n"
+    monkeypatch.setattr(progress, "load_average", lambda: (2.5, 2))
     with use_spelling(ShellSpelling()):
-        console.estimated(2 * 3600, 2000, 9)
+        console.estimated(2 * 3600, 2000, 9, 3.5)
     assert capsys.readouterr().err.splitlines() == [
-        "about 2 h for 2,000 steps and 9 evaluations",
+        "about 2 h for 2,000 steps of 3.5 s and 9 evaluations",
+        "the machine is busy (load average 2.5 on 2 cores): training takes longer",
         "smaller values take less time: --steps, --batch, --context, --evaluate-tokens",
     ]
 

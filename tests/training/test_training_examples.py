@@ -15,6 +15,7 @@ from minhub_py import bert, classify, from_pretrained, generate, resume, save_pr
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.models.base import Classifier
+from minhub_py.training import Listener
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False}
@@ -28,6 +29,25 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def completions(folder: Path) -> Path:
     return write(folder / "data.jsonl", [{"prompt": f"{a}:", "completion": b} for a, b in PAIRS * 6])
+
+
+def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path) -> None:
+    """Also if the held-out examples are a single batch."""
+    events: list[str] = []
+
+    class Order(Listener):
+        def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
+            assert (seconds > steps * step_seconds > 0, steps, evaluations) == (True, 2, 3)
+            events.append("estimated")
+
+        def working(self, step: int, task: str, number: int, count: int) -> None:
+            assert (task, count) != ("evaluation", 2)
+            events.append(task)
+
+    options = QUICK | {"lora": 2, "steps": 2, "evaluate_every": 1, "listener": Order()}
+    train(completions(tmp_path), tmp_path / "run", **options)
+    assert events[:3] == ["evaluation", "estimated", "step"]
+    assert events.count("estimated") == 1
 
 
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:

@@ -430,7 +430,11 @@ show_event <- function(screen, event) {
       if (event$step > 0L) say_line(screen, "continues after step ", counted(event$step))
     },
     estimated = {
-      say_line(screen, "about ", event$time, " for ", counted(event$steps), " steps and ", counted(event$evaluations), " evaluations")
+      say_line(
+        screen, "about ", event$time, " for ", counted(event$steps), " steps of ", format(event$step_seconds, digits = 2), " s and ",
+        counted(event$evaluations), " evaluations"
+      )
+      if (nzchar(event$busy)) say_line(screen, event$busy)
       if (event$seconds >= 600) say_line(screen, "to reduce the time, reduce steps, batch, context or evaluate_tokens")
     },
     working = show_state(
