@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.registry import ENTRIES
+from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
     from minhub_py.adapters.attach import save_adapter as save_adapter
@@ -64,8 +65,6 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.training import Settings as Settings
     from minhub_py.training import resume as resume
     from minhub_py.training import train as train
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "from_pretrained": "pretrained",

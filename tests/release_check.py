@@ -33,8 +33,8 @@ saveRDS(as.data.frame(sapply(columns, function(column) character())), "web/packa
 
 def versions() -> Iterator[str]:
     """Versions that differ from the Python package's."""
-    init = (ROOT / "minhub_py" / "__init__.py").read_text(encoding="utf-8")
-    version = re.findall(r'^__version__ = "(.*)"', init, re.MULTILINE)[0]
+    source = (ROOT / "minhub_py" / "system" / "version.py").read_text(encoding="utf-8")
+    version = re.findall(r'^__version__ = "(.*)"', source, re.MULTILINE)[0]
     places = {
         "CITATION.cff": r"^version: (.*)$",
         "r_bridge/minhubpy/DESCRIPTION": r"^Version: (.*)$",

@@ -21,6 +21,8 @@ from fast_python import programs, python
 from hub_server import HubServer
 from paths import ROOT, TEXT
 
+from minhub_py.registry import ENTRIES
+
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
 PAGES = ["README.md"] + [
     str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")) if not GENERATED & set(path.parts)
@@ -97,6 +99,15 @@ def test_readme_quotes_the_attention_of_gpt2() -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_table_of_architectures_lists_every_function_and_model_type() -> None:
+    page = (ROOT / "docs/guides/architectures.md").read_text(encoding="utf-8")
+    cells = [row.split(" | ")[:2] for row in page.splitlines() if row.startswith("| `") and "…`" in row]
+    names = {name for calls, _ in cells for name in re.findall(r"`(\w+)…`", calls)}
+    types = {kind for _, kinds in cells for kind in re.findall(r"[\w-]+", kinds)}
+    assert names == set(ENTRIES)
+    assert {kind for entry in ENTRIES.values() for kind in entry.model_types} <= types
 
 
 def test_links_between_pages_resolve() -> None:

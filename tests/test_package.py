@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import entry_point_stub
@@ -116,6 +117,27 @@ def test_dir_lists_public_names_alone() -> None:
     names = python("import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))").split()
     assert [name for name in names if not name.startswith("__")] == sorted(minhub_py.__all__)
     assert "__version__" in names
+
+
+def test_modules_import_no_cycle() -> None:
+    """At import time, and under TYPE_CHECKING. Imports within functions are not counted."""
+    files = [path for package in ("minhub_py", "weights_map", "r_bridge") for path in (ROOT / package).rglob("*.py")]
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found: set[str] = set()
+        waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in paths else str(node.module) for name in names}
+            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                waiting.extend(ast.iter_child_nodes(node))
+        graph[module] = (found & set(paths)) - {module}
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def test_editors_know_every_public_name() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minhub_py import __version__
 from minhub_py.cli.output import progress_bar, table
 from minhub_py.system.console import note
+from minhub_py.system.version import __version__
 
 # Kind of weights -> arguments of from_pretrained.
 KINDS: dict[str, dict[str, Any]] = {

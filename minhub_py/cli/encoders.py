@@ -33,7 +33,7 @@ def rerank(
     model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, instruction: str | None,
     revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    r"""Sort texts by their relevance for QUERY.
+    r"""Sort texts by their relevance to QUERY.
 
     MODEL is a cross-encoder or Qwen3-Reranker. Prints the TEXTs, the most relevant one first; INDEX counts them from 0.
     If the arguments are names of files, the texts are their rows.

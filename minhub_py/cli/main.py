@@ -9,7 +9,6 @@ import gc
 
 import click
 
-from minhub_py import __version__
 from minhub_py.cli.chat import chat
 from minhub_py.cli.encoders import classify, entities, masked, pll, rerank
 from minhub_py.cli.group import Group, remember_debug
@@ -21,6 +20,7 @@ from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
 from minhub_py.cli.training import compare, train
+from minhub_py.system.version import __version__
 
 # The garbage collection at exit would scan all objects of PyTorch, for 0.3 s.
 atexit.register(gc.freeze)

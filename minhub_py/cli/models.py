@@ -234,9 +234,11 @@ def convert(
     if to in FILES and is_set("max_shard_size"):
         raise click.UsageError(f"--to {to} writes one file: remove --max-shard-size.")
     if to == "gguf" and dtype:
-        raise click.UsageError("--dtype is about the other layouts: use --type for a GGUF file.")
+        raise click.UsageError("--dtype does not apply to GGUF files: use --type.")
     if to != "gguf" and type_:
-        raise click.UsageError(f"--type is about GGUF files, but --to is {to}: use --dtype, or let OUT end in .gguf.")
+        raise click.UsageError(
+            f"--type applies to GGUF files only, but --to is {to}: use --dtype, or end OUT in .gguf."
+        )
     if to == "gguf" and adapter:
         raise click.UsageError("--merge writes the other layouts: merge into a folder first, then convert the folder.")
     source = local.locate(model)

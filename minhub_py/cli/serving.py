@@ -100,7 +100,7 @@ def serve(
     check_host(host, api_key)
     cached = cached or allow_pull
     if not models and not cached:
-        raise click.UsageError("give MODEL, or --cached for the models in the local cache.")
+        raise click.UsageError("name a MODEL, or use --cached for the models in the local cache.")
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.models import ServedModel
     from minhub_py.serve.server import Server, is_local

@@ -3,12 +3,11 @@
 Conversion to TorchScript loads the complete model.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 import weights_map
 from minhub_py.adapters.attach import attach
@@ -17,25 +16,9 @@ from minhub_py.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout, write_checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
+from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.pretrained import fit, load, with_values
-
-
-class SingleTensors(Mapping[str, Tensor]):
-    """A checkpoint that closes its files after each tensor, so that only one is in memory."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.checkpoint.release()
-        return self.checkpoint[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.checkpoint)
-
-    def __len__(self) -> int:
-        return len(self.checkpoint)
 
 
 def convert(

@@ -8,7 +8,7 @@ Sources: ggml's docs/gguf.md; llama.cpp's converters and, for the types of tenso
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from minhub_py.config import read
 from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
+from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.models import rotary
 from minhub_py.pretrained import fit, with_values
 from minhub_py.registry import architecture_of
@@ -89,7 +90,9 @@ def write_gguf(
         SimpleNamespace(**{**vars(model.config), **config, **experts_of(model.config)}),
     )
     shapes = dict(names)
-    tensors = names.over(hub.over(with_values(meta, Released(checkpoint))))
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
+    values = checkpoint if is_gguf else SingleTensors(checkpoint)
+    tensors = names.over(hub.over(with_values(meta, values)))
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings_of(architecture, model.config).items()}
@@ -170,24 +173,6 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, float) and isinstance(second, float | int):
         return math.isclose(first, second, rel_tol=1e-4)
     return bool(first == second)
-
-
-class Released(Mapping[str, Tensor]):
-    """A checkpoint that closes its files after each tensor, so that only one is in memory."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
-    def __getitem__(self, name: str) -> Tensor:
-        if not isinstance(self.checkpoint, GGUFCheckpoint):  # its tensors are views of the mapped file
-            self.checkpoint.release()
-        return self.checkpoint[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.checkpoint)
-
-    def __len__(self) -> int:
-        return len(self.checkpoint)
 
 
 def gguf_architecture_of(model_type: str) -> GGUFArchitecture:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minhub_py import __version__
 from minhub_py.checkpoints.fingerprint import fingerprint, sha256
 from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
@@ -26,6 +25,7 @@ from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
 from minhub_py.system.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
+from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
     from minhub_py.checkpoints.storage import Checkpoint

@@ -25,10 +25,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import minhub_py
 from minhub_py.checkpoints.fingerprint import file_digest, model_files, sha256
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system import processor
+from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
     decoder = sha256(library.PATH) if library.library() else "none"
     return {
-        "minhub_py": minhub_py.__version__, "torch": torch.__version__, "python": platform.python_version(),
+        "minhub_py": __version__, "torch": torch.__version__, "python": platform.python_version(),
         "decoder": decoder,
     }  # fmt: skip
 

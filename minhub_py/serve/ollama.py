@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from minhub_py import __version__
 from minhub_py.chat.defaults import PUBLISHED_FIELDS
 from minhub_py.chat.tools import parse_arguments
 from minhub_py.inference.quantize import kind_of
@@ -42,6 +41,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import json_line, respond
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.duration import parse_duration
+from minhub_py.system.version import __version__
 
 NEVER = timedelta(days=36500)
 UNKNOWN = {"parent_model": "", "format": "minhub", "family": "", "families": [], "parameter_size": "",

@@ -14,7 +14,6 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from minhub_py import __version__
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.sampling import Sampling
@@ -41,6 +40,7 @@ from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, check_string, finite, invalid
+from minhub_py.system.version import __version__
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20

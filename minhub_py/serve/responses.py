@@ -13,6 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.tools import is_complete
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.messages import (
     OMITTED,
@@ -79,7 +80,7 @@ async def responses(request: HTTPRequest) -> Response:
             for _ in items.add(delta):
                 pass
             end = delta.end or end
-        return response(items.output, end)
+        return response([item for item in items.output if not is_cut(item)], end)
 
     async def events() -> AsyncIterator[bytes]:
         number = 0
@@ -151,6 +152,11 @@ def messages_of(items: list[Any]) -> list[Any]:
     return messages
 
 
+def is_cut(item: dict[str, Any]) -> bool:
+    """Whether an item is a call whose arguments are incomplete, because the reply was cut."""
+    return item["type"] == "function_call" and item["status"] == "incomplete"
+
+
 class OutputItems:
     """The items of a reply. `add` returns the events of a stream."""
 
@@ -214,7 +220,7 @@ class OutputItems:
         if not self.kind:
             return
         item, place = self.output[-1], self._place
-        item["status"] = status
+        item["status"] = "completed" if self.kind == "call" and is_complete(item["arguments"]) else status
         if self.kind == "call":
             yield "function_call_arguments.done", {**place, "name": item["name"], "arguments": item["arguments"]}
         elif self.kind == "reasoning":

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minhub_py import __version__
 from minhub_py.system.extras import EXTRAS, install_command, pip
+from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
     from r_bridge.probe import R

@@ -49,8 +49,13 @@ QUESTIONS = ("What is the weather in Oslo?", "Book a table for Ann (34) and Bo a
 
 async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
     """The replies to requests as those of the server, at temperature 1."""
+    running = asyncio.Semaphore(2 * served.engine.batch_size)
 
     async def reply(seed: int) -> ParsedReply:
+        async with running:
+            return await single(seed)
+
+    async def single(seed: int) -> ParsedReply:
         definitions = [{"type": "function", "function": {"name": name, "description": name.replace("_", " "),
                         "parameters": schema}} for name, schema in SCHEMAS.items()]  # fmt: skip
         messages = [{"role": "user", "content": QUESTIONS[seed % len(QUESTIONS)]}]

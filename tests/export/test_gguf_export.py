@@ -124,8 +124,8 @@ def test_command_writes_files_that_are_written_again(tmp_path: Path) -> None:
         expected = from_pretrained(file, device="cpu", quantize="none")(ids)
         assert torch.equal(from_pretrained(again, device="cpu")(ids), expected)
     for options, message in (
-        (["--type", "Q8_0", str(tmp_path / "out")], "--type is about GGUF files, but --to is hub"),
-        (["--dtype", "float16", str(again)], "use --type for a GGUF file"),
+        (["--type", "Q8_0", str(tmp_path / "out")], "--type applies to GGUF files only, but --to is hub"),
+        (["--dtype", "float16", str(again)], "does not apply to GGUF files: use --type"),
         (["--to", "gguf", str(tmp_path / "out")], "OUT must end in .gguf"),
         (["--to", "hub", str(tmp_path / "new.gguf")], "use --to gguf or choose a folder"),
         ([str(again)], "already exists"),

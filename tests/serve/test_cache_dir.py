@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -17,7 +18,7 @@ from commands import failed
 from fast_python import python
 from served_models import in_chat, large, served, user, write_checkpoint
 
-from minhub_py import Chat, llama
+from minhub_py import Chat, gpt2, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.pretrained import from_pretrained
@@ -153,45 +154,82 @@ def test_a_server_that_is_killed_while_it_writes_never_leaves_a_wrong_reply(
     assert cached > 0
 
 
+CLOSED = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+          "required": ["n"], "additionalProperties": False}  # fmt: skip
+CALLABLE = [{"type": "function", "function": {"name": name, "parameters": CLOSED}} for name in ("first", "second")]
+Answer = tuple[str, str, list[tuple[str, str]]]
+
+
+def request_body(number: int) -> dict[str, Any]:
+    """One of 32 requests: text, a schema, optional calls and required calls."""
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": CLOSED}}
+    kinds: list[dict[str, Any]] = [
+        {"max_tokens": 5 + number}, {"max_tokens": 5 + number, "response_format": form},
+        {"max_tokens": 5 + number, "tools": CALLABLE},
+        {"max_tokens": 200 - 5 * number, "tools": CALLABLE, "tool_choice": "required",
+         "parallel_tool_calls": number % 8 > 3},
+    ]  # fmt: skip
+    system = {"role": "system", "content": ("A long introduction" if number % 2 else "Another text") * 8}
+    messages = [system, *user(f"Question {number % 8}")]
+    return {"messages": messages, "seed": number, "temperature": 1.2, **kinds[number % 4]}
+
+
+def answer(http: httpx2.Client, number: int, stream: bool) -> Answer:
+    """The finish reason, text and complete calls of a reply."""
+    body = request_body(number)
+    if not stream:
+        choice = http.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
+        message = choice["message"]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+        return choice["finish_reason"], message["content"] or "", calls
+    lines = http.post("/v1/chat/completions", json={**body, "stream": True}).raise_for_status().text.split("\n\n")
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    text, names, arguments = "", list[str](), list[str]()
+    for delta in (choice["delta"] for choice in choices):
+        text += delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                names.append(call["function"]["name"])
+                arguments.append("")
+            arguments[call["index"]] += call["function"]["arguments"]
+    if choices[-1]["finish_reason"] == "length" and arguments and not arguments[-1].endswith("}"):  # it was cut
+        del names[-1], arguments[-1]
+    return choices[-1]["finish_reason"], text, list(zip(names, arguments, strict=True))
+
+
 @pytest.mark.soak
-def test_many_clients_with_schemas_get_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
-    """64 clients, streams and schemas mixed, with a prefix cache in memory that is too small and one on disk."""
+@pytest.mark.timeout(900)
+def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_folder: Path, tmp_path: Path) -> None:
+    """64 clients and streams, with a prefix cache in memory that is too small and one on disk."""
     pytest.importorskip("llguidance")
-    system = [SYSTEM, {"role": "system", "content": "Another introduction of many words. " * 8}]
-
-    def body(number: int) -> dict:
-        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
-                  "required": ["n"], "additionalProperties": False}  # fmt: skip
-        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-        messages = [system[number % 2], *user(f"Question {number % 8}")]
-        settings = {"messages": messages, "seed": number, "max_tokens": 5 + number}
-        return {**settings, "response_format": form} if number % 3 == 0 else settings
-
-    def ask(http: httpx2.Client, number: int, stream: bool) -> str:
-        if not stream:
-            reply = http.post("/v1/chat/completions", json=body(number)).raise_for_status().json()
-            return reply["choices"][0]["message"]["content"]
-        lines = http.post("/v1/chat/completions", json={**body(number), "stream": True}).text.split("\n\n")
-        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-
-    alone = served("alone", folder, batch_size=1, prefix_bytes=1)
+    torch.manual_seed(0)
+    size = read_tokenizer(bpe_folder).get_vocab_size()
+    model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=1024, eos_token_id=size - 1)
+    folder = write_checkpoint(tmp_path / "model", bpe_folder, large(model))
+    alone = served("alone", folder, batch_size=1, prefix_bytes=1, max_length=1024)
     with (
         BackgroundServer(Server(Models([alone])), grace=1) as address,
         httpx2.Client(base_url=address, timeout=60) as http,
     ):
-        expected = [ask(http, number, False) for number in range(32)]
+        expected = [answer(http, number, False) for number in range(32)]
+    calls = [call for _, _, calls in expected[3::4] for call in calls]
+    assert {name for name, _ in calls} == {"first", "second"}
+    assert all(0 <= json.loads(arguments)["n"] <= 99 for _, arguments in calls)
+    replies = 0
     for _ in range(3):  # each a restart
-        model = served("many", folder, queue_size=100, prefix_bytes=300_000, disk=DiskCache(tmp_path, 5_000_000))
-        with BackgroundServer(Server(Models([model])), grace=5) as address, ThreadPoolExecutor(64) as pool:
+        disk = DiskCache(tmp_path / "cache", 20_000_000)
+        many = served("many", folder, queue_size=100, prefix_bytes=1_000_000, disk=disk, max_length=1024)
+        with BackgroundServer(Server(Models([many])), grace=5) as address, ThreadPoolExecutor(64) as pool:
 
-            def client(seed: int, address: str = address) -> None:
+            def client(seed: int, address: str = address) -> int:
                 chance = random.Random(seed)
-                with httpx2.Client(base_url=address, timeout=120) as http:
-                    for _ in range(6):
+                with httpx2.Client(base_url=address, timeout=300) as http:
+                    for _ in range(15):
                         number = chance.randrange(32)
-                        assert ask(http, number, chance.random() < 0.5) == expected[number]
+                        assert answer(http, number, chance.random() < 0.5) == expected[number], number
+                return 15
 
-            list(pool.map(client, range(64)))
-        assert model.engine.counts["failed"] == 0
-        assert model.engine.counts["cached"] > 0
+            replies += sum(pool.map(client, range(64)))
+        assert many.engine.counts["failed"] == 0
+        assert many.engine.counts["cached"] > 0
+    print(f"{replies} replies equal those of single runs, with {len(calls)} calls in the 8 requests that require one")

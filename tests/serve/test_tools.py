@@ -205,6 +205,11 @@ def test_responses_have_items(client: Any, script: Script) -> None:
         assert response.usage.output_tokens_details.reasoning_tokens > 0
     items = [item.to_dict() for item in complete.output]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "s"}]}
+    for max_output_tokens, kinds in ((60, ["reasoning", "message"]), (100, ["reasoning", "message", "function_call"])):
+        script.replies.append(f"{reply}\n{CALL}")
+        cut = client.responses.create(**ask, max_output_tokens=max_output_tokens)
+        assert (cut.status, [item.type for item in cut.output]) == ("incomplete", kinds)
+    assert cut.output[-1].status == "completed"
     script.replies.append("Sunny.")
     history = [{"role": "user", "content": "?"}, *items, result]
     assert client.responses.create(**{**ask, "input": history}).output_text == "Sunny."

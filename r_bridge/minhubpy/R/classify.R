@@ -131,7 +131,7 @@ classify_tokens <- function(model, texts, aggregation = c("simple", "first", "av
 
 #' Sort texts by relevance
 #'
-#' Sorts texts by their relevance for a query, with a cross-encoder. A
+#' Sorts texts by their relevance to a query, with a cross-encoder. A
 #' cross-encoder processes the query and a text together, so it is more accurate
 #' and slower than [text_similarity()] of embeddings. It usually reorders the best
 #' results of [text_search()].
