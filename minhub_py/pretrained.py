@@ -32,6 +32,7 @@ from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_qu
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.skeleton import skeleton
+from minhub_py.models.steps import LayerInputs
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
@@ -319,13 +320,24 @@ def load(
     replace_layers(model, kinds, fill)
     fill(model)
     if kinds:
-        model.to(target)
+        cast(model, target)
     model.generation_config = checkpoint.generation_config
     if isinstance(checkpoint, GGUFCheckpoint):
         model.embedding_settings = checkpoint.embedding_settings
     else:
         model.embedding_settings = read_embedding_settings(checkpoint.path)
     return model.eval()
+
+
+def cast(model: LanguageModel, dtype: torch.dtype) -> None:
+    """Change the dtype of a quantized model. Tables that are only looked up stay in the mapped file, in its dtype."""
+    tables = [step.tokens for step in model.steps() if isinstance(step, LayerInputs)]
+    weights = [table.weight for table in tables]
+    for table in tables:
+        table.weight = None
+    model.to(dtype)
+    for table, weight in zip(tables, weights, strict=True):
+        table.weight = weight
 
 
 def split(

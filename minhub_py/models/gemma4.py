@@ -128,13 +128,14 @@ class Gemma4(LanguageModel):
         sizes = dict(zip(config.kinds, config.head_sizes, strict=True))
         self.ropes = {kind: rotary.rope_of(config.ropes[kind], size) for kind, size in sorted(sizes.items())}
         self.embed_tokens = nn.Embedding(config.vocab_size, C)
-        self.embed_tokens_per_layer = nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
         self.per_layer_model_projection = nn.Linear(C, L * P, bias=False) if P else None
         self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps) if P else None
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(L))
         self.norm = RMSNorm(C, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(C, config.vocab_size, bias=False)
+        # The last module: a quantized model keeps its dtype, and the first parameter determines that of the cache.
+        self.embed_tokens_per_layer = nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:

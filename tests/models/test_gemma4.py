@@ -1,6 +1,7 @@
 """Properties of Gemma 4 only; see also the cases of tests/support/cases/gemma4.py."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ def test_the_text_model_of_a_multimodal_file_with_unused_keys(load, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path, kind: str) -> None:
     """Neither a quantized model nor its runner has a copy of the second embedding."""
-    minhub_py.save_pretrained(load("gemma4_text")[1].to(torch.float32), tmp_path)
+    minhub_py.save_pretrained(deepcopy(load("gemma4_text")[1]).to(torch.bfloat16), tmp_path)
     model: Any = minhub_py.from_pretrained(tmp_path, device="cpu", quantize=kind)
     assert isinstance(model.embed_tokens, Quantized)
+    assert model.new_cache(1, 9).dtype == model.norm.weight.dtype == torch.float32
+    assert model(ids_of(1)).dtype == torch.float32
     table = model.embed_tokens_per_layer.weight
     mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()
               if line.endswith(str(tmp_path / "model.safetensors"))]  # fmt: skip
