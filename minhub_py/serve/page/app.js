@@ -192,6 +192,7 @@ async function request(id, ids, fields = {}) {
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
   const body = { model: settings.model, messages, stream: true, logprobs: true, top_logprobs: 5, ...fields };
   for (const name of [...SAMPLING, "max_tokens", "seed"]) if (settings[name] !== "") body[name] = Number(settings[name]);
+  if (settings.schema) body.response_format = { type: "json_schema", json_schema: { name: "reply", schema: JSON.parse(settings.schema) } };
   const end = node.end, loads = !isLoaded(settings.model);
   delete node.end;
   if (!fields.continue_final_message) { delete node.reasoning; delete node.calls }
@@ -346,13 +347,14 @@ document.addEventListener("click", async event => {
 
 // Settings
 
-const FIELDS = [...SAMPLING, "system", "max_tokens", "seed", "theme", "shade", "markdown", "model"];
+const FIELDS = [...SAMPLING, "system", "schema", "max_tokens", "seed", "theme", "shade", "markdown", "model"];
 function panel(shown) { $("settings").hidden = !shown; $("more").setAttribute("aria-expanded", shown) }
 function apply() {
   document.documentElement.dataset.theme = settings.theme;
   for (const name of FIELDS) $(name)[$(name).type === "checkbox" ? "checked" : "value"] = settings[name];
 }
 for (const name of FIELDS) $(name).oninput = () => {
+  if (name === "schema") checkSchema();
   if (!$(name).checkValidity()) return;
   settings[name] = $(name)[$(name).type === "checkbox" ? "checked" : "value"];
   writeSettings(settings);
@@ -360,6 +362,24 @@ for (const name of FIELDS) $(name).oninput = () => {
   if (name === "model") showModel();
   if (["shade", "markdown", "model"].includes(name)) render();
 };
+function checkSchema() {
+  let problem = "";
+  try { if ($("schema").value && typeof JSON.parse($("schema").value) !== "object") problem = "A schema is a JSON object." }
+  catch (error) { problem = `This is not JSON: ${error.message}` }
+  $("schema").setCustomValidity(problem);
+  $("schema").title = problem;
+}
+// Download the visible messages, in the format of the OpenAI API.
+function exportChat() {
+  const messages = path(chat).map(id => chat.nodes[id]).map(({ role, text, reasoning, calls, model }) => ({ role, content: text,
+    ...(model ? { model } : {}), ...(reasoning ? { reasoning_content: reasoning } : {}),
+    ...(calls?.length ? { tool_calls: calls.map(call => ({ type: "function", function: call })) } : {}) }));
+  if (settings.system) messages.unshift({ role: "system", content: settings.system });
+  const url = URL.createObjectURL(new Blob([JSON.stringify({ messages }, null, 2)], { type: "application/json" }));
+  element("a", { href: url, download: `${title(chat).slice(0, 40).replace(/[^\p{L}\p{N}]+/gu, "-") || "conversation"}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+}
+$("export").onclick = exportChat;
 $("reset").onclick = () => {
   for (const name of SAMPLING) settings[name] = "";
   writeSettings(settings);

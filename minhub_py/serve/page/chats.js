@@ -3,7 +3,7 @@
 // is validated when it is read, because other programs and older versions of this page may have written it.
 
 const PREFIX = "minhub.chat.";
-const DEFAULTS = { system: "", temperature: "", top_p: "", repetition_penalty: "", max_tokens: 512, seed: "", theme: "",
+const DEFAULTS = { system: "", schema: "", temperature: "", top_p: "", repetition_penalty: "", max_tokens: 512, seed: "", theme: "",
   shade: false, markdown: true, model: "" };
 const NUMBERS = ["temperature", "top_p", "repetition_penalty", "max_tokens", "seed"];
 const VERSION = 2; // of the settings. Version 1 stored default values, so its sampling settings are dropped
