@@ -50,6 +50,19 @@ def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path) -> None
     assert events.count("estimated") == 1
 
 
+def test_a_large_model_has_small_parts() -> None:
+    """SmolLM2-135M's activations take about 5 MB per token, of at most 1 GiB or a quarter of the free memory."""
+    from minhub_py.models.llama import Llama, LlamaConfig
+    from minhub_py.training.memory import parts_of, tokens_in_memory
+
+    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                         num_attention_heads=9, num_key_value_heads=3)  # fmt: skip
+    assert tokens_in_memory(config, Llama, 2**34) == 128
+    assert tokens_in_memory(config, Llama, 2**30) == 32
+    assert tokens_in_memory(config, Llama, 2**34, sliced=False) == 128
+    assert [parts_of(16, 55, tokens) for tokens in (2048, 128, 32)] == [1, 8, 16]
+
+
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
     """The loss of the first evaluation is the mean over completion tokens alone; greedy answers are learned."""
     path = completions(tmp_path)
