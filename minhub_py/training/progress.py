@@ -81,6 +81,9 @@ class ConsoleListener(Listener):
         self.print_line(f"{title}, {trainer.parameters:,} parameters, on {trainer.device}, {settings.dtype}{processes}")
         self.print_line(f"{corpus.train.count:,} tokens to train on, {corpus.held_out.count:,} held out; "
                         f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
+        if settings.accumulate > 1:
+            self.print_line(f"each step in {settings.accumulate:,} parts of {trainer.micro_batch:,}, which limits the "
+                            f"memory ({setting('accumulate')})")  # fmt: skip
         step = trainer.progress.step
         if trainer.finished:
             advice = f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"

@@ -39,7 +39,7 @@ from minhub_py.pretrained import describe, fit, load, open_checkpoint, with_valu
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call, setting
-from minhub_py.training import adapter_run, example_run
+from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
 from minhub_py.training.data import Text, prepare, read_corpus, split_at_words
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
@@ -88,14 +88,27 @@ def start_run(
                 Preparation(settings, states, sorted(given)).write(folder)
                 encode_texts(folder, settings, start, paths, listener)
             group.barrier()
-            settings = with_example_defaults(folder, settings, given)
+            settings = with_example_defaults(folder, settings, start, given)
             run(folder, settings, start, group, listener)
 
 
-def with_example_defaults(folder: RunFolder, settings: Settings, given: Collection[str]) -> Settings:
-    """The settings with the defaults for the examples of a run."""
+def with_example_defaults(
+    folder: RunFolder, settings: Settings, start: Checkpoint | None, given: Collection[str]
+) -> Settings:
+    """The settings with the defaults for fine-tuning, which depend on the examples and on the size of the model."""
+    if start is None:
+        return settings
     metadata = read_object(folder.tokens / "tokens.json")
-    return example_run.with_defaults(settings, given, metadata) if "objective" in metadata else settings
+    has_examples = "objective" in metadata
+    architecture, config = describe(start)
+    limited = choose_device(settings.device).name == "cpu" and environment.world_size() == 1
+    free = memory.free_memory()
+    most = memory.tokens_in_memory(config, architecture.new, free, sliced=has_examples) if limited else None
+    if has_examples:
+        return example_run.with_defaults(settings, given, metadata, min(most or math.inf, memory.MICRO_BATCH_TOKENS))
+    if most is None or {"batch", "accumulate"} & set(given):
+        return settings
+    return dataclasses.replace(settings, accumulate=memory.parts_of(settings.batch, settings.context or CONTEXT, most))
 
 
 @contextmanager
@@ -134,7 +147,7 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
                     encode_texts(folder, settings, start, preparation.unchanged_texts(), listener)
                 dataclasses.replace(preparation, settings=settings).write(folder)
             group.barrier()
-            settings = with_example_defaults(folder, settings, preparation.given)
+            settings = with_example_defaults(folder, settings, start, preparation.given)
             run(folder, settings, start, group, listener)
 
 

@@ -72,7 +72,7 @@ def measured_run(path: Path, out: Path, quantize: str | None, epochs: float) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     started = time.perf_counter()
     run = train(
-        path, out, start=sys.argv[1], lora=16, quantize=quantize, epochs=epochs, learning_rate=RATE, batch=BATCH,
+        path, out, start=sys.argv[1], lora={"r": 16}, quantize=quantize, epochs=epochs, learning_rate=RATE, batch=BATCH,
         accumulate=PARTS, dropout=0.0, seed=1,
     )  # fmt: skip
     seconds = time.perf_counter() - started

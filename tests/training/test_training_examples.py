@@ -2,14 +2,22 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
+from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
 from minhub_py import bert, classify, from_pretrained, generate, resume, save_pretrained, score, train
 from minhub_py.checkpoints import local
@@ -50,6 +58,19 @@ def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path) -> None
     assert events.count("estimated") == 1
 
 
+def test_a_large_model_has_small_parts() -> None:
+    """SmolLM2-135M's activations take about 5 MB per token, of at most 1 GiB or a quarter of the free memory."""
+    from minhub_py.models.llama import Llama, LlamaConfig
+    from minhub_py.training.memory import parts_of, tokens_in_memory
+
+    config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                         num_attention_heads=9, num_key_value_heads=3)  # fmt: skip
+    assert tokens_in_memory(config, Llama, 2**34) == 128
+    assert tokens_in_memory(config, Llama, 2**30) == 32
+    assert tokens_in_memory(config, Llama, 2**34, sliced=False) == 128
+    assert [parts_of(16, 55, tokens) for tokens in (2048, 128, 32)] == [1, 8, 16]
+
+
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
     """The loss of the first evaluation is the mean over completion tokens alone; greedy answers are learned."""
     path = completions(tmp_path)
@@ -80,6 +101,41 @@ def test_runs_on_examples_resume_bitwise(tmp_path: Path) -> None:
         whole = train(path, tmp_path / name / "whole" / "run", listener=Notes(), **options)
         train(path, tmp_path / name / "parts" / "run", listener=Notes(stop=5), **options)
         same(contents(resume(tmp_path / name / "parts" / "run", progress=False).folder), contents(whole.folder))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_an_adapter_is_identical_after_kills_at_random_moments(tmp_path: Path) -> None:
+    """SIGKILL at 20 moments over the whole run, then a resume."""
+    path = completions(tmp_path)
+    settings = QUICK | {"lora": {"r": 2, "dropout": 0.1}, "quantize": "int8", "steps": 12, "evaluate_every": 3,
+                        "checkpoint_every": 2, "accumulate": 2, "batch": 4}  # fmt: skip
+    started = time.perf_counter()
+    expected = contents(train(path, tmp_path / "whole" / "run", **settings).folder)
+    duration = time.perf_counter() - started
+    random = Random(0)
+    killed = 0
+    for number in range(60):
+        folder = tmp_path / str(number) / "run"
+        work = partial(train, path, folder, **settings)
+        delay = random.uniform(0.05, 1) * duration
+        if in_a_child(killed_after, delay, work) != -signal.SIGKILL or not folder.is_dir():
+            continue
+        with suppress(FileNotFoundError):  # killed before the record of the preparation
+            resume(folder, progress=False)
+            same(contents(folder), expected)
+            killed += 1
+        if killed == 20:
+            break
+    assert killed == 20
+
+
+def killed_after(seconds: float, work: Callable[[], object]) -> None:
+    """Call `work`, and kill this process during it."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    work()
 
 
 def test_accumulation_and_checkpointing_do_not_change_the_loss(tmp_path: Path) -> None:
