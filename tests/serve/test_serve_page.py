@@ -373,6 +373,33 @@ def test_the_page_fits_small_screens(browser, page_address: str, scheme: str) ->
     context.close()
 
 
+def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"loud": {"type": "boolean"}}, "required": ["loud"],
+              "additionalProperties": False}  # fmt: skip
+    page.locator("#more").click()
+    page.locator("#schema").fill('{"type": ')
+    assert page.locator("#schema").evaluate("each => !each.checkValidity()")
+    page.locator("#schema").fill(json.dumps(schema))
+    page.locator("#max_tokens").fill("200")
+    page.locator("#system").fill("Be brief.")
+    page.locator("#more").click()
+    say(page, "Hello")
+    texts = messages(page)
+    assert len(texts) == 2, page.locator("#error").all_inner_texts()
+    reply = json.loads(texts[1])
+    assert list(reply) == ["loud"]
+    page.locator("#more").click()
+    show(page, "schema")
+    with page.expect_download() as waiting:
+        page.locator("#export").click()
+    waiting.value.save_as(tmp_path / "chat.json")
+    exported = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
+    assert [(each["role"], each["content"]) for each in exported[:2]] == [("system", "Be brief."), ("user", "Hello")]
+    assert json.loads(exported[2]["content"]) == reply
+    assert exported[2]["model"] == "tiny"
+    assert waiting.value.suggested_filename == "Hello.json"
+
+
 def test_the_page_requests_the_api_key(browser, main_model) -> None:
     server = Server(Models([main_model]), key="secret")
     with BackgroundServer(server, grace=0.2) as address:
@@ -414,28 +441,3 @@ def test_dialogpt_generates_the_same_replies_on_the_page(browser, tmp_path: Path
         show(page, "dialogpt")
         page.context.close()
     dialogpt.engine.close()
-
-
-def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"loud": {"type": "boolean"}}, "required": ["loud"],
-              "additionalProperties": False}  # fmt: skip
-    page.locator("#more").click()
-    page.locator("#schema").fill('{"type": ')
-    assert page.locator("#schema").evaluate("each => !each.checkValidity()")
-    page.locator("#schema").fill(json.dumps(schema))
-    page.locator("#max_tokens").fill("200")
-    page.locator("#system").fill("Be brief.")
-    page.locator("#more").click()
-    say(page, "Hello")
-    reply = json.loads(messages(page)[1])
-    assert list(reply) == ["loud"]
-    page.locator("#more").click()
-    show(page, "schema")
-    with page.expect_download() as waiting:
-        page.locator("#export").click()
-    waiting.value.save_as(tmp_path / "chat.json")
-    exported = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
-    assert [(each["role"], each["content"]) for each in exported[:2]] == [("system", "Be brief."), ("user", "Hello")]
-    assert json.loads(exported[2]["content"]) == reply
-    assert exported[2]["model"] == "tiny"
-    assert waiting.value.suggested_filename == "Hello.json"
