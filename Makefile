@@ -29,9 +29,9 @@ test: .venv/.created
 	@$(MAKE) --no-print-directory --jobs=2 style .venv/.installed-rpy2
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
-# Test files run side by side, at most four at a time, in the order of tests/conftest.py: the longest first.
+# Test files run side by side, in the number and the order of tests/conftest.py: the longest first.
 suite: .venv/.installed-rpy2
-	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 test-rtorch: .venv/.installed-rpy2
 	$(BIN)/python -m pytest tests/r_bridge/test_r_package.py -m rtorch -rP
@@ -45,7 +45,7 @@ gpu: .venv/.installed-test
 	$(BIN)/python tests/benchmarks/gpu.py gpu-report.txt
 
 soak: .venv/.installed-rpy2
-	$(BIN)/python -m pytest -m soak --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m soak --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 # Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
 # tests/fuzz/corpus, whose files the test suite replays.
@@ -95,7 +95,7 @@ release-check: lint docs wheels
 # Coverage of the Python code by the suite, per package: docs/internals/coverage.md.
 coverage: .venv/.installed-rpy2
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest-cov
-	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder \
 		--cov=minhub_py --cov=weights_map --cov=r_bridge --cov-report=json:coverage.json --cov-report=
 	$(BIN)/python tests/coverage_table.py coverage.json docs/internals/coverage.md
 

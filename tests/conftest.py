@@ -26,8 +26,16 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
 
 # They take the longest: started late, one of them would run alone at the end.
 FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_hosted_r.py", "test_compare.py",
-         "test_architectures.py", "test_docs.py", "test_r_sessions.py", "test_resume.py", "test_data_parallel.py",
-         "test_decoder.py", "test_encoders.py", "test_tensor_parallel.py", "test_r_extras.py"]  # fmt: skip
+         "test_architectures.py", "test_docs.py", "test_training_loop.py", "test_r_sessions.py", "test_examples.py",
+         "test_resume.py", "test_train_cli.py", "test_doctor.py", "test_train_preparation.py", "test_data_parallel.py",
+         "test_tensor_parallel.py", "test_weights_map.py", "test_serve_page.py", "test_decoder.py", "test_encoders.py",
+         "test_r_extras.py"]  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores, at most four: the tests of R and of processes mostly wait."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
