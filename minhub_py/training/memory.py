@@ -16,7 +16,8 @@ from minhub_py.training.cpu_kernels import CPUKernels
 
 MICRO_BATCH_TOKENS = 2048  # tokens of a micro-batch, unless the batch is smaller
 ACTIVATION_BYTES = 2**30  # of a micro-batch on a CPU, or a quarter of the free memory if that is less
-# Per token and feature of the inputs and outputs of all matrices. Measured with LoRA on SmolLM2-135M: 4.8 MB per token.
+# Per token and feature of the inputs and outputs of all matrices: a rough value, from the peaks of two LoRA runs of
+# SmolLM2-135M that differed in more than the micro-batch (about 4.8 MB per token).
 BYTES_PER_FEATURE = 16
 LOGITS_BYTES = 16  # per token and word of the vocabulary, if the logits are not computed in slices
 
