@@ -32,7 +32,7 @@ FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_ho
          "test_r_extras.py"]  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores, at most four: the tests of R and of processes mostly wait."""
     return min((os.cpu_count() or 1) + 1, 4)

@@ -22,6 +22,9 @@ MODULES = ["torch", "numpy", "tokenizers", "safetensors.torch", "rich.console", 
            "minhub_py.models.gpt2", "minhub_py.models.gptneo", "minhub_py.models.lstm",
            "r_bridge.service"]  # fmt: skip
 
+# At import: a test may have changed it when the server starts, and the server forks in its own environment only.
+ENVIRONMENT = dict(os.environ)
+
 
 @functools.cache
 def programs() -> Path:
@@ -35,7 +38,7 @@ def programs() -> Path:
         server = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "fork_server.py"), str(listener.fileno()), *MODULES],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
     def close() -> None:
