@@ -18,7 +18,7 @@ table = relative(
 
 
 def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A window of 0 is none."""
+    """A window of 0 means no window."""
     return {"sliding_window": settings.get("sliding_window") or None}
 
 

@@ -140,7 +140,7 @@ def check_host(host: str, key: str | None) -> None:
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
     """The path of each adapter by its name. UsageError: a text is not NAME=PATH, or a name is not unique."""
-    if texts and len(models) > 1:
+    if texts and len(models) != 1:
         raise click.UsageError("--adapter needs one MODEL: serve the other models on another port.")
     adapters: dict[str, str] = {}
     for text in texts:

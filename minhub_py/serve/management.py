@@ -66,7 +66,8 @@ async def delete(request: HTTPRequest) -> Response:
     with suppress(RequestError):  # a model that is in the cache, but that the server cannot load
         await server.models.find(name)
         await server.models.unload(name)
-    if (entry := server.models.entries.get(name)) is not None and entry.served is not None:
+    entry = server.models.entries.get(name)
+    if entry is not None and entry.state in ("loading", "loaded"):
         raise RequestError(409, f"{name} is in use: try again later", "busy", "model")
     try:
         await asyncio.to_thread(lambda: cache.delete(cache.plan_deletion(name)))

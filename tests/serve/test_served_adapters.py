@@ -61,3 +61,5 @@ def test_wrong_names_of_adapters() -> None:
             parse_adapters(texts, ["owner/m", "m"][1:])
     with pytest.raises(click.UsageError, match="one MODEL"):
         parse_adapters(["a=x"], ["one", "two"])
+    with pytest.raises(click.UsageError, match="one MODEL"):
+        parse_adapters(["a=x"], [])
