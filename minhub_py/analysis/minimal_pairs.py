@@ -234,7 +234,7 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
     share = successes / n
     center = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return share, max(center - half, 0.0), min(center + half, 1.0)
+    return share, center - half if successes else 0.0, center + half if successes < n else 1.0
 
 
 def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:
