@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.formulas import parse
 from minhub_py.analysis.predictions import Progress, Span
 from minhub_py.analysis.scores import Array, Scores
@@ -68,9 +69,7 @@ class MinimalPairs:
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Accuracies with intervals. path: a picture to write.    ValueError: matplotlib is missing."""
-        from minhub_py.analysis.plots import plot_accuracy
-
-        return plot_accuracy(self.accuracy, path)
+        return plots.plot_accuracy(self.accuracy, path)
 
 
 def minimal_pairs(
