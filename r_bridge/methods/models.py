@@ -31,6 +31,22 @@ def from_pretrained(
     return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
 
 
+def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
+    """The model with an adapter, or without one. The weights are shared."""
+    from minhub_py.adapters.attach import attach
+    from minhub_py.adapters.files import read_adapter
+    from minhub_py.inference.arguments import model_of
+    from minhub_py.pretrained import adapter_folders
+
+    module = model_of(model.module, "model$adapter()")
+    base, folder = module.base or module, None
+    if source is not None:
+        [folder] = adapter_folders(source).values()
+    view = base if folder is None else attach(base, read_adapter(folder, base))
+    result = Model(view, model.folder, model.identifier, signature=model.signature, adapter=folder)
+    return about(result, session.add(result)) | {"commit": None}
+
+
 def from_config(
     session: Session, identifier: str, revision: str, family: str, token: str | None, local_files_only: bool, seed: int
 ) -> dict[str, Any]:
