@@ -29,7 +29,7 @@ from minhub_py.chat.functions import Tool, ToolCall, parse_tools
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser, begins_reasoning
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, reasoning_budget, tool_grammar
-from minhub_py.chat.tools import is_complete, parse_arguments, schemas_of
+from minhub_py.chat.tools import parse_arguments, schemas_of
 from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
@@ -398,7 +398,7 @@ class Chat:
                 "".join(deltas), [event.id for event in events], [event.logprob or 0.0 for event in events],
                 [list(event.top) for event in events] if settings.top else [],
                 (events[-1].end if events else None) or "interrupted", len(ids) - cached, cached, dropped,
-                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count, self._is_cut()),
+                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count),
             )  # fmt: skip
             self.turns[index:] = [question, Turn("assistant", reply.text, reply, steps)]
             if interrupted_step:  # the batch's cache may be inconsistent
@@ -536,19 +536,13 @@ def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
     return (*turn.steps, turn.message, *answers)
 
 
-def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
-    """The reasoning and the calls of a reply.
-
-    number: of the reply in its chat, for the IDs of calls.    cut: whether the last call may be incomplete.
-    """
-    names = [part.text for part in parts if part.kind == "call"]
-    arguments = ["".join(part.text for part in parts if part[::2] == ("arguments", index))
-                 for index in range(len(names))]  # fmt: skip
-    if cut and arguments and not is_complete(arguments[-1]):
-        del names[-1], arguments[-1]
-    calls = [ToolCall(f"c{number:05d}{index:03d}", name, parse_arguments(text))
-             for index, (name, text) in enumerate(zip(names, arguments, strict=True))]  # fmt: skip
-    return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(calls)
+def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of calls."""
+    calls = [part for part in parts if part.kind == "call"]
+    return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(
+        ToolCall(f"c{number:05d}{index:03d}", call.text, parse_arguments(call.arguments))
+        for index, call in enumerate(calls)
+    )
 
 
 def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:

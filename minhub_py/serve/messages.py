@@ -13,6 +13,7 @@ from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.templates import REASONING_FIELDS
 from minhub_py.chat.tool_grammar import ToolChoice, reasoning_budget
 from minhub_py.chat.tools import schemas_of
+from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.console import note
@@ -54,6 +55,22 @@ async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
     """The token IDs of the prompt."""
     variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
     return await served.encode_chat(chat.messages, variables)
+
+
+async def start_reply(
+    served: ServedModel, chat: ChatInput, max_tokens: int | None, settings: dict[str, Any], count: int = 1,
+    name: str = "tools",
+) -> tuple[Generation, list[int]]:  # fmt: skip
+    """A generation of `count` replies, which has not started, and its prompt.
+
+    settings: result of `parse_settings`.    name: the field of the tools or the schema.
+    """
+    ids = await encode_input(served, chat)
+    max_new_tokens = served.max_new_tokens(ids, max_tokens)
+    settings = settings | await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens, name)
+    generation = Generation(served)
+    generation.add_choices(ids, max_new_tokens, count, **settings)
+    return generation, ids
 
 
 async def reply_settings(
