@@ -130,7 +130,8 @@ def test_formulas_follow_the_grammar_of_syntaxgym() -> None:
 
 def test_intervals_are_wilsons() -> None:
     np.testing.assert_allclose(interval(8, 10), (0.8, 0.4901625, 0.9433178), atol=1e-7)
-    assert interval(0, 4)[1] == 0
+    assert interval(0, 24)[1] == 0  # exactly
+    assert interval(24, 24)[2] == 1
     assert all(map(math.isnan, interval(0, 0)))
 
 

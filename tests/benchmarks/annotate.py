@@ -3,10 +3,10 @@
     python tests/benchmarks/annotate.py [TEXTS] [SAMPLE]
 
 Both score the same token IDs, with four labels for each text; as with SmolLM2's tokenizer, three labels are one token
-and the last is two. The loop evaluates equal inputs (prompt and label without its last token) once, as lm-eval 0.4 does,
-in padded batches of eight, sorted by length; it takes log_softmax and gather of the logits of the labels only. Both take
-turns on parts of the texts: `annotate()` on all of a part, the loop on SAMPLE random texts of it (default: all). Prints
-seconds and processor seconds per text, their ratios, and the largest difference of probabilities.
+and the last is two. The loop evaluates equal inputs (prompt and label without its last token) once, as lm-eval 0.4
+does, in padded batches of eight, sorted by length; it takes log_softmax and gather of the logits of the labels only.
+Both take turns on parts of the texts: `annotate()` on all of a part, the loop on SAMPLE random texts of it (default:
+all). Prints seconds and processor seconds per text, their ratios, and the largest difference of probabilities.
 """
 
 import os
