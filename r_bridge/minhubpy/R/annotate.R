@@ -180,7 +180,7 @@ draw_confusion <- function(counts, col) {
   )
   labels <- shorten(rownames(counts), 16L)
   raters <- names(dimnames(counts))
-  draw_cells(cells, rev(labels), labels, xlab = raters[[2L]], ylab = raters[[1L]])
+  draw_cells(cells, rev(labels), labels, xlab = raters[[2L]], ylab = raters[[1L]], family = "")
   graphics::text(cells$column - 0.5, cells$row - 0.5, as.vector(counts), col = ifelse(share > 0.5, "white", "grey15"))
   legend_of_colors(shade, c("0", "1 of the row"))
 }

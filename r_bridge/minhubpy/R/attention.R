@@ -241,9 +241,9 @@ plot.minhub_head_scores <- function(x, main = NULL, col = "#0072B2", ...) {
   layers <- sort(unique(x$layer))
   heads <- sort(unique(x$head))
   top <- max(x[names(kinds)], 1e-30)
-  draw_panels(if (is.null(main)) kinds else rep_len(main, 3L), function(i) {
+  draw_panels(if (is.null(main)) kinds else rep_len(check_main(main), 3L), function(i) {
     color <- shade[1L + round(100 * x[[names(kinds)[[i]]]] / top)]
-    draw_cells(data.frame(column = match(x$head, heads), row = match(x$layer, layers), color), layers, heads, "head", "layer")
+    draw_cells(data.frame(column = match(x$head, heads), row = match(x$layer, layers), color), layers, heads, "head", "layer", family = "")
     legend_of_colors(shade, c("0", paste(signif(top, 2L), "weight")))
   }, ...)
   invisible(x)

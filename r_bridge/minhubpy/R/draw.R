@@ -106,10 +106,11 @@ fit_below <- function(labels, wide) {
   list(size = size, horizontal = horizontal, height = if (horizontal) lines_high(lines) else text_width(labels, size))
 }
 
-labels_below <- function(x, labels, fit, ...) {
-  token_text(
+labels_below <- function(x, labels, fit, family = token_family(), ...) {
+  graphics::text(
     x, graphics::par("usr")[[3L]] - graphics::yinch(0.06), labels,
-    adj = if (fit$horizontal) c(0.5, 1) else c(1, 0.5), srt = if (fit$horizontal) 0 else 90, cex = fit$size, ...
+    adj = if (fit$horizontal) c(0.5, 1) else c(1, 0.5), srt = if (fit$horizontal) 0 else 90, cex = fit$size,
+    family = family, xpd = NA, ...
   )
 }
 

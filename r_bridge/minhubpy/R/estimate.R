@@ -172,7 +172,7 @@ confint.minhub_estimate <- function(object, parm = NULL, level = NULL, ...) {
 
 #' @rdname corrected_estimate
 #' @export
-plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("#0072B2", "#D55E00"), ...) {
+plot.minhub_estimate <- function(x, main = "Estimates", col = c("#0072B2", "#D55E00"), ...) {
   col <- rep_len(check_color(col), 2L)
   draw_panels(main, function(i) draw_estimates(x, col), ...)
   invisible(x)

@@ -114,7 +114,7 @@ plot.minhub_patching <- function(x, main = NULL, ...) {
   kinds <- unique(x$kind)
   names <- c(resid = "Residual stream", attn = "Attention", mlp = "MLP", heads = "Heads, all positions")[kinds]
   shade <- grDevices::colorRampPalette(c(VERMILLION, "white", "#0072B2"), space = "Lab")(201L)
-  draw_panels(if (is.null(main)) paste("Activation patching:", names) else rep_len(main, length(kinds)), function(i) {
+  draw_panels(if (is.null(main)) paste("Activation patching:", names) else rep_len(check_main(main), length(kinds)), function(i) {
     draw_effects(x[x$kind == kinds[[i]], ], attr(x, "corrupted_tokens"), shade)
   }, ...)
   invisible(x)
@@ -135,7 +135,7 @@ draw_effects <- function(x, corrupted, shade) {
   cells <- data.frame(
     column = match(number, columns), row = match(x$layer, layers), color = shade[101L + round(100 * pmax(-1, pmin(1, x$effect)))]
   )
-  draw_cells(cells, ifelse(layers == 0, "embeddings", layers), as.character(labels), if (heads) "head", "layer")
+  draw_cells(cells, ifelse(layers == 0, "embeddings", layers), as.character(labels), if (heads) "head", "layer", family = if (heads) "" else token_family())
   legend_of_colors(shade, c("-1", "0", "1 effect"))
   footer(if (any(grepl("\n", labels))) "lower: corrupted text; ", "1: as in the clean run", room = 0.5)
 }

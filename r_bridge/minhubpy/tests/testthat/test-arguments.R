@@ -116,6 +116,7 @@ test_that("plots answer wrong arguments with errors of the package", {
   plotted <- list(
     next_tokens(model, "To"), attention_weights(model, "To"), losses, activations(model, "To"), head_scores(model, 4, 1),
     logit_attribution(model, "To", "o"), logit_lens(model, "To"), tuned_lens(model, "To", steps = 1),
+    activation_patching(model, "To", "Do", c("e", "i"), kinds = "resid"),
     label_agreement(1:2, 2:1, bootstrap = 0), minimal_pairs(model, data.frame(sentence_good = "a", sentence_bad = "b")),
     structure(list(tokens = data.frame(token = "a", id = 1L, prob = 0.5, logprob = log(0.5)),
                    top = data.frame(position = 1L, token = "b", id = 2L, prob = 0.3, logprob = log(0.3))), class = "minhub_reply")
