@@ -1,4 +1,4 @@
-"""Python objects that R references by number (models, tokenizers, weights), and the session that owns them."""
+"""Python objects that R references by number (models, tokenizers, lenses, weights), and the session that owns them."""
 
 import itertools
 import threading
@@ -57,6 +57,13 @@ class Tokenizer:
     def size(self) -> int:
         """The largest token ID plus one."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
+
+@dataclass
+class Lens:
+    """A tuned lens."""
+
+    lens: Any
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Any
 from minhub_py.system.printable import printable
 from r_bridge.convert import as_array, scalar
 from r_bridge.methods import METHODS
-from r_bridge.objects import Cancelled, Model, ResultFile, Session, StateDict, Tokenizer
+from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateDict, Tokenizer
 from r_bridge.spelling import use_r_spelling, with_r_names
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
-OPTIONAL_OBJECTS: dict[Any, type] = {Model | None: Model, Tokenizer | None: Tokenizer}
+OPTIONAL_OBJECTS: dict[Any, type] = {Model | None: Model, Tokenizer | None: Tokenizer, Lens | None: Lens}
 
 
 class Service:
