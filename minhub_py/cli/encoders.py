@@ -123,7 +123,8 @@ def parse_labels(labels: str | None) -> list[str] | None:
 def labels_of(model: str, revision: str) -> list[str]:
     """The labels of a checkpoint. ValueError: it has no sequence classification head."""
     from minhub_py.analysis.classify import check_classifier
-    from minhub_py.pretrained import describe, open_checkpoint
+    from minhub_py.fitting import describe
+    from minhub_py.pretrained import open_checkpoint
 
     config: Any = describe(open_checkpoint(model, revision))[1]
     check_classifier(config, "classify")
