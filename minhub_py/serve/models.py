@@ -5,14 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from reprlib import repr as brief
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from minhub_py.chat.defaults import default_sampling
+from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
+from minhub_py.chat.tool_grammar import LazyGrammar
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
@@ -21,13 +21,14 @@ from minhub_py.models.base import Encoder
 from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
+from minhub_py.system.console import note
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
 # Maximum number of characters of a text, per token of its maximum length: WordPiece has one token for an unknown word
 # of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
-MAX_TOOL_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools
+MAX_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools and schemas
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class ServedModel:
         # much memory.
         self.texts, self.schemas = Workers(2), Workers(1)
         self.embeddings = Workers(1)  # of a decoder
-        self.tool_grammars: dict[str, Grammar | LazyGrammar] = {}
+        self.grammars: dict[str, Grammar | LazyGrammar | None] = {}
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
@@ -190,19 +191,24 @@ class ServedModel:
         self.check_length(ids)
         return ids
 
-    async def tool_grammar(
-        self, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice, name: str
-    ) -> Grammar | LazyGrammar:
-        """The grammar of replies that can call tools. tools: JSON schemas of the arguments by name."""
+    async def reply_grammar(self, form: ReplyForm, max_new_tokens: int, name: str) -> Grammar | LazyGrammar | None:
+        """The grammar of a reply's form. Grammars of recent forms are reused."""
+        if not form.tools and form.schema is None:
+            return None
 
-        def compiled() -> Grammar | LazyGrammar:
-            key = json.dumps([list(tools.items()), asdict(choice)])
-            grammar = self.tool_grammars.pop(key, None) or tool_grammar(
-                self.vocabulary, self.template.markup, tools, choice
-            )
-            self.tool_grammars[key] = grammar  # the most recent last
-            while len(self.tool_grammars) > MAX_TOOL_GRAMMARS:
-                del self.tool_grammars[next(iter(self.tool_grammars))]
+        def vocabulary() -> Vocabulary:
+            try:
+                return self.vocabulary
+            except ValueError as error:
+                note(f"Note: replies are not constrained: {error}")
+                raise
+
+        def compiled() -> Grammar | LazyGrammar | None:
+            key = json.dumps([list(form.tools.items()), asdict(form.choice(max_new_tokens)), form.is_parsed])
+            grammar = self.grammars.pop(key, None) or form.grammar(vocabulary, max_new_tokens)
+            self.grammars[key] = grammar  # the most recent last
+            while len(self.grammars) > MAX_GRAMMARS:
+                del self.grammars[next(iter(self.grammars))]
             return grammar
 
         try:
@@ -210,10 +216,8 @@ class ServedModel:
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
 
-    async def grammar(self, schema: Any, name: str) -> Grammar:
+    async def grammar(self, schema: Mapping[str, Any] | None, name: str) -> Grammar:
         """The grammar of a JSON schema; None allows any object."""
-        if schema is not None and not isinstance(schema, dict):
-            raise invalid(f"{name} must be a JSON schema, not {brief(schema)}", name)
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
