@@ -5,6 +5,9 @@ print_format <- function(x, ...) {
   invisible(x)
 }
 
+# The lines of a printed data frame.
+format_rows <- function(data) utils::capture.output(print(data, digits = 3, row.names = FALSE))
+
 # str() prints the first line of format(), also for an object in a list.
 str_format <- function(object) cat(" ", format(object)[[1L]], "\n", sep = "")
 

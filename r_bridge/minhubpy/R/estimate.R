@@ -139,14 +139,15 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
 
 #' @rdname corrected_estimate
 #' @export
-print.minhub_estimate <- function(x, ...) {
-  cat(
-    deparse(x$formula), ": ", x$texts, " texts, ", x$coded, " with a human label, method ", x$method, ", ",
-    100 * x$confidence, " % intervals\n",
-    sep = ""
+print.minhub_estimate <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_estimate <- function(x, ...) {
+  formula <- paste(deparse(x$formula), collapse = " ")
+  c(
+    paste0(formula, ": ", x$texts, " texts, ", x$coded, " with a human label, method ", x$method, ", ", 100 * x$confidence, " % intervals"),
+    format_rows(x$estimates)
   )
-  print(x$estimates, digits = 3, row.names = FALSE)
-  invisible(x)
 }
 
 #' @rdname corrected_estimate
@@ -171,7 +172,7 @@ confint.minhub_estimate <- function(object, parm = NULL, level = NULL, ...) {
 
 #' @rdname corrected_estimate
 #' @export
-plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("#0072B2", "#D55E00"), ...) {
+plot.minhub_estimate <- function(x, main = "Estimates", col = c("#0072B2", "#D55E00"), ...) {
   col <- rep_len(check_color(col), 2L)
   draw_panels(main, function(i) draw_estimates(x, col), ...)
   invisible(x)
@@ -179,17 +180,8 @@ plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("
 
 draw_estimates <- function(x, col) {
   series <- Filter(Negate(is.null), list(x$estimates, x$naive))
-  terms <- shorten(x$estimates$term, 30L)
-  n <- length(terms)
-  set_margins(left = text_width(terms, 1) + 0.25, bottom = lines_high(4.2), right = 0.2)
-  graphics::plot.window(range(0, lapply(series, function(s) c(s$lower, s$upper))), c(n + 0.5, 0.5))
-  graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
-  graphics::abline(v = 0, col = "grey70", lty = 2L)
-  for (i in seq_along(series)) {
-    y <- seq_len(n) + (i - (length(series) + 1) / 2) * 0.25
-    graphics::segments(series[[i]]$lower, y, series[[i]]$upper, y, col = col[[i]], lwd = 2)
-    graphics::points(series[[i]]$estimate, y, pch = 16L, col = col[[i]])
-  }
-  token_text(graphics::par("usr")[[1L]] - graphics::xinch(0.08), seq_len(n), terms, adj = c(1, 0.5))
-  footer("upper: ", x$method, if (length(series) > 1L) "; lower: the model's labels alone")
+  limits <- range(0, lapply(series, `[`, c("lower", "upper")))
+  draw_intervals(shorten(x$estimates$term, 30L), series, col, limits, reference = 0)
+  if (length(series) > 1L) legend_above(c(x$method, "model's labels only"), col, c(1L, 1L), c(2.5, 2.5))
+  footer(100 * x$confidence, " % intervals; ", grouped(x$coded), " of ", grouped(x$texts), " texts with a human label")
 }

@@ -42,10 +42,14 @@ minhub_replay <- function(manifest, rows = NULL) {
 
 #' @rdname minhub_replay
 #' @export
-print.minhub_replay <- function(x, ...) {
-  print(x$runs[c("chunk", "threads", "rows", "differing", "largest")], row.names = FALSE)
-  writeLines(strwrap(strsplit(x$text, "\n", fixed = TRUE)[[1L]], exdent = 2))
-  invisible(x)
+print.minhub_replay <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_replay <- function(x, ...) {
+  c(
+    format_rows(x$runs[c("chunk", "threads", "rows", "differing", "largest")]),
+    strwrap(strsplit(x$text, "\n", fixed = TRUE)[[1L]], exdent = 2)
+  )
 }
 
 #' @rdname minhub_replay

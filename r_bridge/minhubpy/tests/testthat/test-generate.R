@@ -154,3 +154,16 @@ test_that("generate() is a generic that rejects unknown arguments", {
   expect_refused(generate(model = model, prompts = "To be"), "unknown argument model")
   expect_identical(generate(x = model, prompts = "To be", 8, seed = 1), generate(model, "To be", 8, seed = 1))
 })
+
+test_that("a draft model does not change the text, and its accepted tokens are reported", {
+  needs_python()
+  model <- a_model()
+  small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 256, seed = 1)$eval()
+  text <- function(...) generate(model, c("To be", "O "), max_new_tokens = 20, seed = 1:2, ...)
+  expect_identical(text(draft = small), text())
+  options(minhubpy.quiet = FALSE)
+  on.exit(options(minhubpy.quiet = TRUE))
+  expect_message(text(draft = model, temperature = 0), "^([0-9]+) of \\1 draft tokens were accepted")
+  expect_refused(generate(model, "To", draft = "gpt2"), "draft must be a model, as from_pretrained() returns, not \"gpt2\"")
+  expect_refused(generate(model, "To", draft = lstm_from_pretrained(BUILT_IN[[3L]])), "the draft model must be", class = "ValueError")
+})
