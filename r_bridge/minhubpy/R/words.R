@@ -104,6 +104,11 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   model <- check_model(model)
   job <- list(words = check_words(x, words, "x"))
   n <- length(job$words)
+  column <- substitute(by)
+  by <- tryCatch(by, error = function(error) {
+    if (is.name(column) && as.character(column) %in% names(x)) fail("by must be quoted: by = \"", as.character(column), "\"")
+    stop(error)
+  })
   if (is.null(by) && inherits(x, "grouped_df")) by <- setdiff(names(attr(x, "groups")), ".rows")
   job$by <- groups_of(by, x, n)
   if (!is.null(context)) job$context <- context_of(context, x, n)
@@ -212,7 +217,7 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
 check_words <- function(x, name, what) {
   if (is.data.frame(x)) {
     what <- name
-    x <- column_of(x, string(name, "words"))
+    x <- column_of(x, string(name, "words"), if (name == "word") "; select one with words = ")
   }
   if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
@@ -221,9 +226,9 @@ check_words <- function(x, name, what) {
   x
 }
 
-column_of <- function(data, name) {
+column_of <- function(data, name, advice = NULL) {
   if (!name %in% names(data)) {
-    fail("the data frame has no column ", name, ": its columns are ", toString(utils::head(names(data), 8L)))
+    fail("the data frame has no column ", name, ": its columns are ", toString(utils::head(names(data), 8L)), advice)
   }
   data[[name]]
 }
