@@ -47,7 +47,7 @@
 #'   that its first word has a log-probability. `NULL`: as the tokenizer does,
 #'   which is `FALSE` for GPT-2 and `TRUE` for Llama.
 #' @param correct The correction at word boundaries, for tokenizers that mark the
-#'   beginning of words, such as those of GPT-2 and Llama: `"pimentel"` (Pimentel &
+#'   beginning of words, such as GPT-2's and Llama's: `"pimentel"` (Pimentel &
 #'   Meister 2024) or `"oh"` (Oh & Schuler 2024). See below.
 #' @param renyi Orders of Rényi entropies, such as `0.5` or `c(0.5, 2)`.
 #' @param premise Text before each word instead of its context, for the pointwise
@@ -60,8 +60,8 @@
 #'   at a time can use a file. A file belongs to the weights of the model, whose
 #'   files are hashed once (about one second per GB).
 #' @param manifest The path of a .json file that describes the job, for
-#'   [minhub_replay()]. The input and the results are stored beside it, in
-#'   `NAME-input.jsonl` and `NAME-output.jsonl`.
+#'   [minhub_replay()]. The files `NAME-input.jsonl` and `NAME-output.jsonl` in its
+#'   folder contain the input and the results.
 #' @param contexts,targets Character vectors of equal length. Or `contexts` is a
 #'   data frame with the columns `context` and `target`.
 #' @returns For vectors, a numeric vector of log-probabilities (natural log), in
