@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from r_bridge.convert import scalar
+from r_bridge.arguments import scalar
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 from minhub_py.system.printable import printable
-from r_bridge.convert import as_array, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import as_array
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateDict, Tokenizer
 from r_bridge.spelling import use_r_spelling, with_r_names

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
 
@@ -75,9 +76,10 @@ class Agreement:
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the confusion matrix of two raters. ValueError: three or more raters, or no matplotlib."""
-        from minhub_py.analysis.plots import plot_confusion
-
-        return plot_confusion(self, path)
+        if self.confusion is None:
+            raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
+        title = f"Agreement {self.percent:.1%}, κ = {self.kappa:.2f}"
+        return plots.plot_confusion(self.confusion, self.categories, title, path)
 
 
 def agreement(

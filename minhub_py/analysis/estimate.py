@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
@@ -79,9 +80,10 @@ class Estimates:
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the estimates with intervals, beside those from the model's labels alone. Requires matplotlib."""
-        from minhub_py.analysis.plots import plot_estimates
-
-        return plot_estimates(self, path)
+        series = {f"corrected ({self.method})": self.columns}
+        if self.naive is not None:
+            series["model's labels alone"] = self.naive.columns
+        return plots.plot_estimates(series, self.confidence, path)
 
 
 def choose_for_coding(

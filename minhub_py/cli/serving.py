@@ -66,7 +66,7 @@ def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
     context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
     adapters: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None, max_memory: int | None,
-    keep_alive: float | None, log: bool, revision: str, device: str, dtype: str, quantize: str | None,
+    keep_alive: float | None, log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -108,7 +108,7 @@ def serve(
     named = parse_adapters(adapters, models)
 
     def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
-        loaded = load_served(identifier, revision, device, dtype, quantize, adapters)
+        loaded = load_served(identifier, loading, adapters)
         return list(served_models(
             name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
             cache_dir=cache_dir, cache_size=cache_size,
@@ -154,12 +154,12 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
 
 
 def load_served(
-    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+    name: str, loading: Mapping[str, Any], adapters: Mapping[str, str] | None = None
 ) -> tuple[Any, Any, Any]:
     """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
+    network, tokenizer = open_model(name, **loading, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 

@@ -44,15 +44,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of a request and its tokens. `end` is the finish reason, in the last delta only.
+    """New parts of a reply and their tokens. `end` is the finish reason, in the last delta only."""
 
-    events: the parts of a parsed reply. `text` is their content.
-    """
-
-    text: str
+    events: tuple[ReplyEvent, ...]
     tokens: tuple[Token, ...]
     end: Literal["stop", "length"] | None = None
-    events: tuple[ReplyEvent, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text, without reasoning and calls."""
+        return "".join(event.text for event in self.events if event.kind == "content")
 
 
 @dataclass(eq=False)
@@ -112,7 +113,7 @@ class Detokenizer:
         if not text and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
-        return Delta(text, tokens, end)
+        return Delta((ReplyEvent("content", text),) if text else (), tokens, end)
 
 
 class ParsingDetokenizer:
@@ -143,8 +144,7 @@ class ParsingDetokenizer:
         if not events and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
-        text = "".join(event.text for event in events if event.kind == "content")
-        return Delta(text, tokens, end, tuple(events))
+        return Delta(tuple(events), tokens, end)
 
 
 class Engine(EngineThread[Request]):

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows, scalar
+from r_bridge.arguments import character, id_rows, scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.text import find_tokenizer, is_text, is_text_or_missing, token_texts
 from r_bridge.objects import Lens, Model, Session, Tokenizer
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows, scalar
+from r_bridge.arguments import character, id_rows, scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.models import about
 from r_bridge.methods.text import find_tokenizer, is_text, token_texts
 from r_bridge.objects import Model, Session, Tokenizer

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from minhub_py.system import extras
-from r_bridge.convert import Frame, character, scalar
+from r_bridge.arguments import character, scalar
+from r_bridge.convert import Frame
 from r_bridge.objects import Session
 
 

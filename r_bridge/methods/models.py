@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from minhub_py.system.extras import require
-from r_bridge.convert import character, id_rows, setting
+from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -15,8 +15,9 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import adapter_folders, load, open_checkpoint
+    from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
     if identifier.lower().endswith(".gguf"):

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character, scalar
+from r_bridge.arguments import character, scalar
+from r_bridge.convert import Frame
 from r_bridge.methods.labels import plain
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer

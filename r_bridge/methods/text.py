@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows
+from r_bridge.arguments import character, id_rows
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
 

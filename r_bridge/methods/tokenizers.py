@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character, id_rows
+from r_bridge.arguments import character, id_rows
+from r_bridge.convert import Frame
 from r_bridge.objects import Session, Tokenizer
 
 

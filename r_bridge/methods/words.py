@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.text import find_tokenizer, is_text, prompt_ids, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
