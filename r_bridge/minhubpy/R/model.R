@@ -33,6 +33,9 @@
 #' @section Methods:
 #' * `model$eval()` and `model$train()` disable and enable dropout.
 #' * `model$to(device =, dtype =)` moves or converts the weights.
+#' * `model$adapter(adapter)` returns the model with a LoRA adapter: a folder, a
+#'   repository of the Hub or a run of [minhub_train()]. All models with adapters
+#'   share the weights of `model`; `NULL` is the model without an adapter.
 #' * `model$parameters()` returns a data frame with the name, shape, number of
 #'   elements and dtype of each weight. `model$parameters` is also a list-like
 #'   object for `lapply()`, `names()` and `[[`.
@@ -127,7 +130,7 @@ check_length <- function(length, context) {
 }
 
 MODEL_FIELDS <- c("config", "family", "device", "dtype", "context", "vocab_size", "training", "quantized")
-MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict", "load_state_dict")
+MODEL_METHODS <- c("eval", "train", "to", "adapter", "parameters", "parameter", "state_dict", "load_state_dict")
 
 #' @export
 `$.minhub_model` <- function(x, name) {
@@ -137,6 +140,7 @@ MODEL_METHODS <- c("eval", "train", "to", "parameters", "parameter", "state_dict
     eval = function() set_mode(x, FALSE),
     train = function(mode = TRUE) set_mode(x, flag(mode)),
     to = function(device = NULL, dtype = NULL) move_model(x, device, dtype),
+    adapter = function(adapter = NULL) with_adapter(x, adapter),
     parameters = new_parameters(x),
     parameter = function(name) ask("parameter", model = x, name = string(name)),
     state_dict = function() state_dict(x),
@@ -183,6 +187,12 @@ move_model <- function(model, device, dtype) {
   self$about[c("device", "dtype")] <- about[c("device", "dtype")]
   self$moved <- list(device = about$device, dtype = about$dtype)
   invisible(model)
+}
+
+with_adapter <- function(model, adapter) {
+  source <- optional(adapter, adapter_folder)
+  title <- paste0(attr(model, "self")$title, if (!is.null(source)) paste0(" + ", basename(source)))
+  as_model(new_self("adapter", list(model = model, source = source), title))
 }
 
 # Accepts torch_device("cuda") of R torch.
@@ -292,16 +302,16 @@ absolute <- function(path) {
 }
 
 # Returns a model, or the model of a run.
-check_model <- function(model) {
+check_model <- function(model, what = "model") {
   if (inherits(model, "minhub_run")) model <- model$model
   if (inherits(model, "nn_module")) {
     fail(
-      "model must be a model of this package, not an R torch module: ",
+      what, " must be a model of this package, not an R torch module: ",
       "copy the weights to its model with model$load_state_dict(module$state_dict())"
     )
   }
   if (!inherits(model, "minhub_model")) {
-    fail("model must be a model, as from_pretrained() returns, not ", describe(model))
+    fail(what, " must be a model, as from_pretrained() returns, not ", describe(model))
   }
   model
 }
