@@ -34,7 +34,7 @@ DEFAULT_CONTEXT = 4096
               help="Key that clients must send; required if --host is not local.")  # fmt: skip
 @click.option("--allow-origin", multiple=True, metavar="URL",
               help="Web page that may call the server from a browser; may be repeated.")  # fmt: skip
-@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
+@click.option("--max-requests", type=click.IntRange(min=1), default=8, show_default=True,
               help="Maximum number of requests that run at the same time; others wait.")  # fmt: skip
 @click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
               help="Maximum length of a prompt with its reply; not for text encoders.  [default: the "
@@ -43,7 +43,7 @@ DEFAULT_CONTEXT = 4096
               help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
               metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
-@click.option("--keep", type=Bytes(), default="512MB", show_default=True,
+@click.option("--prefix-cache", type=Bytes(), default="512MB", show_default=True,
               help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
 @click.option("--cache-dir", type=click.Path(file_okay=False), metavar="FOLDER",
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
@@ -67,10 +67,10 @@ DEFAULT_CONTEXT = 4096
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
-    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
-    adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None,
-    max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
+    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...],
+    max_requests: int, context: int | None, queue: int, timeout: float, prefix_cache: int, cache_dir: str | None,
+    cache_size: int, adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool,
+    max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -114,8 +114,8 @@ def serve(
     def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
         loaded = load_served(identifier, loading, adapters)
         return list(served_models(
-            name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
-            cache_dir=cache_dir, cache_size=cache_size,
+            name_of(identifier), *loaded, timeout, max_requests=max_requests, context=context, waiting=queue,
+            prefix_cache=prefix_cache, cache_dir=cache_dir, cache_size=cache_size,
         ))  # fmt: skip
 
     def load_one(identifier: str) -> ServedModel:
@@ -259,8 +259,8 @@ def served_models(
 
 
 def engine_for(
-    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28,
-    cache_dir: str | None = None, cache_size: int = 10**10,
+    model: Any, tokenizer: Any, name: str, *, max_requests: int, context: int | None, waiting: int = 128,
+    prefix_cache: int = 2**28, cache_dir: str | None = None, cache_size: int = 10**10,
 ) -> "EngineThread[Any]":  # fmt: skip
     """The engine of a model. Encoders do not use `context` and `cache_dir`.
 
@@ -274,12 +274,13 @@ def engine_for(
     if isinstance(model, Encoder):
         settings = model.embedding_settings
         lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
-        return EncoderEngine(model, min(length for length in lengths if length is not None), rows + waiting)
+        return EncoderEngine(model, min(length for length in lengths if length is not None), max_requests + waiting)
     length = length_of(model, context, name)
     disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
     return Engine(
-        model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep, disk=disk
-    )
+        model, tokenizer, batch_size=max_requests, max_length=length, queue_size=waiting, prefix_bytes=prefix_cache,
+        disk=disk,
+    )  # fmt: skip
 
 
 def length_of(model: Any, requested: int | None, name: str) -> int:

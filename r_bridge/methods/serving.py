@@ -9,8 +9,8 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def serve(
-    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
-    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
+    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, max_requests: int,
+    context: int | None, key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 
@@ -34,7 +34,7 @@ def serve(
     networks = {name: base, **{key: attach(base, read_adapter(path, base)) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
     for title, network in networks.items():
-        engine = engine_for(network, tok, title, rows=rows, context=context, cache_dir=cache_dir,
+        engine = engine_for(network, tok, title, max_requests=max_requests, context=context, cache_dir=cache_dir,
                             cache_size=int(cache_size))  # fmt: skip
         try:
             parent = None if network is base else name

@@ -22,7 +22,7 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
     adapters = parse_adapters([f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}"], [str(folder)])
     loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
     loaded = load_served(str(folder), loading, adapters)
-    served = list(served_models("tiny", *loaded, 60.0, rows=4, context=None))
+    served = list(served_models("tiny", *loaded, 60.0, max_requests=4, context=None))
     assert [entry.name for entry in served] == ["tiny", "a", "b"]
     try:
         with BackgroundServer(Server(Models(served)), grace=0.2) as address:
