@@ -31,8 +31,8 @@ from r_bridge.methods import (
 _LIST: list[Callable[..., Any]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
     machine.require_extra,
-    models.from_pretrained, models.adapter, models.from_config, models.fresh, models.save_pretrained, models.save_torchscript,
-    models.forward, models.train, models.to, models.parameters, models.parameter,
+    models.from_pretrained, models.adapter, models.from_config, models.fresh, models.save_pretrained,
+    models.save_torchscript, models.forward, models.train, models.to, models.parameters, models.parameter,
     weights.check_state_dict, weights.new_state_dict, weights.add_weight, weights.prepare_state_dict,
     weights.load_state_dict,
     text.generate, text.next_tokens, text.score, text.perplexity,

@@ -36,8 +36,8 @@ def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any
     """The model with an adapter, or without one. The weights are shared."""
     from minhub_py.adapters.attach import attach
     from minhub_py.adapters.files import read_adapter
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.inference.arguments import model_of
-    from minhub_py.pretrained import adapter_folders
 
     module = model_of(model.module, "model$adapter()")
     base, folder = module.base or module, None
