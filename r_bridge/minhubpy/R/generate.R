@@ -146,8 +146,6 @@ no_more_arguments <- function(...) {
   fail("too many arguments: pass settings by name, such as max_new_tokens = 40")
 }
 
-PROMPTS_OF_PART <- 64L # prompts in each part of a long job, see in_parts()
-
 join_texts <- function(result, rows) {
   parts <- function(name) lapply(result, `[[`, name)
   list(texts = unlist(parts("texts")), ids = do.call(c, parts("ids")), drafts = Reduce(`+`, parts("drafts")))
@@ -331,11 +329,7 @@ token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep =
     if (length(targets) != length(texts)) fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
-  job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- list("score", model = model, texts = texts[rows], targets = targets[rows])
-    do.call(ask, c(part, settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_in_parts("score", model, list(texts = texts, targets = targets), settings, resume, join = join_tokens)
   result$text <- text_of_row(result$text, labels)
   # The attribute contains the first token of each text, which has no row, for plot().
   structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
