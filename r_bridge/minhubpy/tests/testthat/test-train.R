@@ -494,6 +494,10 @@ test_that("a data frame teaches a model a task", {
   expect_false(identical(adapted(1:5), a_model()(1:5)))
   expect_refused(from_pretrained(from, adapter = tempfile("none")), "There is no folder", class = "FileNotFoundError")
 
+  folder <- save_adapter(run, tempfile("adapter "))
+  expect_identical(from_pretrained(from, adapter = folder)(1:5), adapted(1:5))
+  expect_refused(save_adapter(a_model(), folder), "the model has no adapter", class = "ValueError")
+
   # Further adapters share the weights of the model.
   shared <- a_model()$adapter(run)
   expect_identical(shared(1:5), adapted(1:5))
