@@ -1,12 +1,12 @@
 """Arguments of methods from values of R, and results that R expects as vectors."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import NA_INTEGER
+from r_bridge.convert import NA_INTEGER, Frame, as_array
 
 
 def scalar(value: Any, kind: type) -> Any:
@@ -89,6 +89,28 @@ def json_data(value: Any) -> Any:
 def character(texts: Iterable[str | None]) -> Any:
     """Convert strings to a character vector, also of length 0."""
     return list(texts) or np.array([], np.str_)
+
+
+def frame(columns: Mapping[str, Any], *names: str, from_1: Sequence[str] = ()) -> Frame:
+    """A data.frame of an analysis' columns: NaN and None are NA.
+
+    names: the columns, in their order; by default all.    from_1: columns of indices, which count from 1 in R.
+    """
+
+    def column(name: str) -> Any:
+        values = columns[name]
+        if not hasattr(values, "__array__"):
+            values = list(values)
+            if all(isinstance(value, str | None) for value in values):
+                return character(values)
+            missing = [value is None for value in values]
+            values = np.ma.MaskedArray([0 if value is None else value for value in values], missing)
+        values = values if isinstance(values, np.ma.MaskedArray) else as_array(values)
+        if values.dtype.kind == "f":
+            return np.ma.MaskedArray(values, np.isnan(values))
+        return values + 1 if name in from_1 else values
+
+    return Frame({name: column(name) for name in names or columns})
 
 
 def id_rows(value: Any, size: int, first: int = 0) -> list[list[int]]:

@@ -167,8 +167,14 @@ async def apply_template(request: HTTPRequest) -> Response:
 
 
 Endpoint = Callable[[HTTPRequest], Awaitable[Response]]
-GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": openai.model, "/health": health,
-                             "/tokenizer_info": tokenization.tokenizer_info}  # fmt: skip
+GETS: dict[str, Endpoint] = {
+    "/models": openai.models,
+    "/models/{name:path}": openai.model,
+    "/health": health,
+    "/props": management.props,
+    "/slots": management.slots,
+    "/tokenizer_info": tokenization.tokenizer_info,
+}
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
     "/completions": completions.completions,

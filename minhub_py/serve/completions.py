@@ -4,7 +4,7 @@ Source: OpenAI's API reference. lm-eval scores prompts with `echo` and `logprobs
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -15,115 +15,139 @@ from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
-from minhub_py.serve.replies import collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
-from minhub_py.serve.validation import check_string, finite, invalid
+from minhub_py.serve.validation import Fields, check_string, finite, invalid
+
+Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
 
 
-async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
+async def completions(request: HTTPRequest) -> Response:
     """POST /v1/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
+    stream, usage_chunk = parse_stream(fields)
+    completion = await parse_completion(served, fields)
+    head = head_of("cmpl", served) | {"object": "text_completion"}
+    generation, count = completion.generation, len(completion.prompts) * completion.count
+
+    def counts() -> dict[str, Any]:
+        return usage(generation, sum(map(len, completion.prompts)))
+
+    async def complete() -> dict[str, Any]:
+        texts, tokens, ends = [""] * count, [list[Token]() for _ in range(count)], [""] * count
+        async for index, text, new, end in completion.parts():
+            texts[index] += text
+            tokens[index] += new
+            ends[index] = end or ends[index]
+        choices = [completion.choice(*values) for values in zip(range(count), texts, tokens, ends, strict=True)]
+        return {**head, "choices": choices, "usage": counts()}
+
+    async def events() -> AsyncIterator[bytes]:
+        unfinished = count
+        async for index, text, tokens, end in completion.parts():
+            unfinished -= end is not None
+            final = {"usage": counts()} if unfinished == 0 and not usage_chunk else {}
+            yield sse({**head, "choices": [completion.choice(index, text, tokens, end)], **final})
+        if usage_chunk:
+            yield sse({**head, "choices": [], "usage": counts()})
+        yield DONE
+
+    return await respond(request, generation, complete, events if stream else None)
+
+
+async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
+    """The completion that a request describes."""
     fields.reject("suffix")
     inputs = parse_prompts(served, fields.get("prompt"))
     settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
     schema = parse_schema(fields, "response_format")
     settings["grammar"] = None if schema is None else await served.grammar(schema or None, "response_format.schema")
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    settings |= {"logprobs": top is not None, "top": top or 0}
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
     check_prompts(served, len(inputs), count)
-    echo = fields.boolean("echo")
-    requested = fields.integer("max_tokens", 0, 2**31, 16)
-    stream, usage_chunk = parse_stream(fields)
-    if requested == 0 and not echo:
+    echo, max_tokens = fields.boolean("echo"), fields.integer("max_tokens", 0, 2**31, 16) or 0
+    if max_tokens == 0 and not echo:
         raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
     prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
-    generation = Generation(served)
-    for ids in prompts if requested else ():
-        generation.add_choices(ids, served.max_new_tokens(ids, requested), count, **settings)
-    generating = len(generation.requests)  # one request per choice; scoring requests follow
-    scores: dict[int, int] = {}  # prompt -> request that scores it
-    for number, ids in enumerate(prompts):
-        if echo and top is not None and len(ids) > 1:
-            served.max_new_tokens(ids[:-1], 1)
-            scores[number] = len(generation.requests)
-            generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(top, 1))
-    head = head_of("cmpl", served) | {"object": "text_completion"}
-    echoed = [served.tokenizer.decode(ids) if echo else "" for ids in prompts]
-    prompt_tokens = sum(map(len, prompts))
+    return Completion(served, prompts, count, max_tokens, echo, top, settings)
 
-    def generated(tokens: Sequence[Token]) -> list[Token]:
-        if echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
-            return [replace(token, text="") if token.id in settings["stop_ids"] else token for token in tokens]
-        return [token for token in tokens if token.id not in settings["stop_ids"]]
 
-    def choice(index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
-        logprobs = None if top is None else completion_logprobs(tokens, top)
-        return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
+@dataclass(eq=False)
+class Completion:
+    """Prompts with `count` choices each, which have consecutive indices.
 
-    def prompt_tokens_of(number: int, scored: Sequence[Token]) -> list[Token]:
-        first_id = prompts[number][0]
-        return [Token(first_id, token_text(served.tokenizer, first_id), None, ()), *scored]
+    max_tokens: maximum number of new tokens; 0 only echoes the prompts.
+    echo: begin each choice with its prompt.
+    top: number of most likely tokens at each position; None: no log-probabilities.
+    settings: of `engine.Request`.
+    """
 
-    async def complete() -> dict[str, Any]:
-        replies = await collect_replies(generation)
-        choices = []
-        for index in range(len(prompts) * count):
-            number = index // count
-            text, end, shown = echoed[number], "length", list[Token]()
-            if echo and top is not None:
-                shown = prompt_tokens_of(number, replies[scores[number]].tokens if number in scores else [])
-            if index < generating:
-                text, end = text + replies[index].text, replies[index].end
-                shown += generated(replies[index].tokens)
-            choices.append(choice(index, text, shown, end))
-        return {**head, "choices": choices, "usage": usage(generation, prompt_tokens)}
+    served: ServedModel
+    prompts: list[list[int]]
+    count: int
+    max_tokens: int
+    echo: bool
+    top: int | None
+    settings: dict[str, Any]
 
-    async def events() -> AsyncIterator[bytes]:
-        unfinished = len(prompts) * count
+    def __post_init__(self) -> None:
+        self.generation = Generation(self.served)
+        settings = self.settings | {"logprobs": self.top is not None, "top": self.top or 0}
+        for ids in self.prompts if self.max_tokens else ():
+            max_new_tokens = self.served.max_new_tokens(ids, self.max_tokens)
+            self.generation.add_choices(ids, max_new_tokens, self.count, **settings)
+        self.scored: dict[int, int] = {}  # request that scores a prompt -> number of the prompt
+        for number, ids in enumerate(self.prompts):
+            if self.echo and self.top is not None and len(ids) > 1:
+                self.served.max_new_tokens(ids[:-1], 1)
+                self.scored[len(self.generation.requests)] = number
+                self.generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(self.top, 1))
 
-        def chunk(data: dict[str, Any]) -> bytes:
-            nonlocal unfinished
-            unfinished -= data["finish_reason"] is not None
-            final = {"usage": usage(generation, prompt_tokens)} if unfinished == 0 and not usage_chunk else {}
-            return sse({**head, "choices": [data], **final})
-
-        def echo_chunks(number: int, scored: Sequence[Token]) -> Iterator[bytes]:
-            shown = [] if top is None else prompt_tokens_of(number, scored)
-            for index in range(number * count, number * count + count):
-                if echo or not requested:
-                    yield chunk(choice(index, echoed[number], shown, None if requested else "length"))
-
-        for number in range(len(prompts)):
-            if number not in scores:
-                for data in echo_chunks(number, ()):
-                    yield data
-        # The chunks of a prompt's choices follow the echoed prompt, which follows its scores.
-        scored: dict[int, list[Token]] = {number: [] for number in scores}
-        held: dict[int, list[dict[str, Any]]] = {number: [] for number in scores}
-        async for index, delta in generation.deltas():
-            if index < generating:
-                choice_data = choice(index, delta.text, generated(delta.tokens), delta.end)
-                if index // count in held:
-                    held[index // count].append(choice_data)
+    async def parts(self) -> AsyncIterator[Part]:
+        """The parts of all choices. Generated text follows the echoed prompt, which follows its scores."""
+        for number in sorted(set(range(len(self.prompts))) - set(self.scored.values())):
+            for part in self._echoed(number, []):
+                yield part
+        scores: dict[int, list[Token]] = {number: [] for number in self.scored.values()}
+        held: dict[int, list[Part]] = {number: [] for number in scores}
+        async for index, delta in self.generation.deltas():
+            if (scored := self.scored.get(index)) is None:
+                part = (index, delta.text, self._shown(delta.tokens), delta.end)
+                if (waiting := held.get(index // self.count)) is None:
+                    yield part
                 else:
-                    yield chunk(choice_data)
+                    waiting.append(part)
                 continue
-            number = next(number for number, request in scores.items() if request == index)
-            scored[number] += delta.tokens
+            scores[scored] += delta.tokens
             if delta.end is not None:
-                for data in (*echo_chunks(number, scored[number]), *map(chunk, held.pop(number))):
-                    yield data
-        if usage_chunk:
-            yield sse({**head, "choices": [], "usage": usage(generation, prompt_tokens)})
-        yield DONE
+                for part in (*self._echoed(scored, scores[scored]), *held.pop(scored)):
+                    yield part
 
-    return await respond(request, generation, complete, events if stream else None)
+    def _echoed(self, number: int, scores: Sequence[Token]) -> Iterator[Part]:
+        """The prompt as the first part of its choices."""
+        if not self.echo:
+            return
+        ids, tokenizer = self.prompts[number], self.served.tokenizer
+        first = Token(ids[0], token_text(tokenizer, ids[0]), None, ())
+        tokens = [] if self.top is None else [first, *scores]
+        for index in range(number * self.count, (number + 1) * self.count):
+            yield index, tokenizer.decode(ids), tokens, None if self.max_tokens else "length"
+
+    def _shown(self, tokens: Sequence[Token]) -> list[Token]:
+        """New tokens whose log-probabilities a response contains."""
+        ends = self.settings["stop_ids"]
+        if self.echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
+            return [replace(token, text="") if token.id in ends else token for token in tokens]
+        return [token for token in tokens if token.id not in ends]
+
+    def choice(self, index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
+        """A choice, or a part of it, in the format of the API."""
+        logprobs = None if self.top is None else completion_logprobs(tokens, self.top)
+        return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
 
 
 def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:

@@ -100,10 +100,10 @@ class ServedModel:
         return count(self.model)
 
     @cached_property
-    def bytes(self) -> int:
-        """The size of the weights, with shared ones counted once."""
+    def memory(self) -> int:
+        """Bytes of the weights, with shared ones counted once, and of the KV cache."""
         tensors = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return sum(tensor.nbytes for tensor in tensors.values()) + self.engine.cache_bytes
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import character, id_rows
+from r_bridge.arguments import character, frame, id_rows
 from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
@@ -97,13 +97,8 @@ def next_tokens(session: Session, model: Model, prompts: Any, tokenizer: Tokeniz
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(prompts))
     columns = predict(model.module, None, prompt_ids(model, tok, prompts), n, progress=session.progress)
-    return Frame({
-        "prompt": (columns["context"] + 1).astype(np.int32),
-        "token": token_texts(tok, columns["id"].tolist()),
-        "id": columns["id"].astype(np.int32),
-        "prob": columns["prob"],
-        "logprob": columns["logprob"],
-    })  # fmt: skip
+    columns |= {"prompt": columns["context"], "token": token_texts(tok, columns["id"].tolist())}
+    return frame(columns, "prompt", "token", "id", "prob", "logprob", from_1=("prompt",))
 
 
 def score(
