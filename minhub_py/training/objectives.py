@@ -27,7 +27,7 @@ from minhub_py.training.memory import recomputed
 from minhub_py.training.optimizer import random_seed
 from minhub_py.training.settings import Settings
 
-HEAD_ROWS = 256
+HEAD_ROWS = 64
 MASKED = 0.15  # fraction of the tokens of a text
 
 
