@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import Text, ids_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.eval_mode import in_eval_mode
@@ -77,9 +78,8 @@ class AttentionWeights:
         Raises:
             ValueError: `layer` or `head` is out of range, or matplotlib is not installed.
         """
-        from minhub_py.analysis.plots import plot_attention
-
-        return plot_attention(self, path, layer, head)
+        tokens = plots.token_labels(self.tokens, self.ids)
+        return plots.plot_attention(self.weights, self.layers, tokens, path, layer, head)
 
 
 @torch.no_grad()

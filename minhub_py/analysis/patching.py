@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.activations import forward, single_row
 from minhub_py.analysis.points import ENCODER, Edit, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, token_strings
@@ -88,9 +89,10 @@ class Patching:
         Raises:
             ValueError: As for `effects`, or matplotlib is not installed.
         """
-        from minhub_py.analysis.plots import plot_patching
-
-        return plot_patching(self, path, list(self.values) if kind is None else [kind])
+        effects = {name: self.effects(name).numpy() for name in (self.values if kind is None else [kind])}
+        texts = (plots.token_labels(tokens, range(len(tokens))) for tokens in (self.tokens, self.corrupted_tokens))
+        tokens = [token if token == other else f"{token} → {other}" for token, other in zip(*texts, strict=True)]
+        return plots.plot_patching(effects, tokens, path)
 
 
 @torch.no_grad()

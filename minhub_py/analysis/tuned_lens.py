@@ -42,10 +42,14 @@ class TunedLens:
     after: dict[int, float]
 
     def __call__(self, layer: int, x: Tensor) -> Tensor:
-        """The states x (T, C) of a layer, mapped."""
+        """The states x (T, C) of a layer, mapped. ValueError: the lens belongs to a model with another width."""
         if layer not in self.weights:
             return x
         A, b = self.weights[layer]
+        if A.size(1) != x.size(-1):
+            raise ValueError(
+                f"lens belongs to a model with {A.size(1)} channels, not {x.size(-1)}: train one for this model"
+            )
         return x + (x.float() @ A.to(x.device).T + b.to(x.device)).to(x.dtype)
 
 

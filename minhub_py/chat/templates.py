@@ -28,7 +28,8 @@ from minhub_py.chat.tools import prepare, uses_tools
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint, read_object
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, content, encode
+from minhub_py.checkpoints.tokenizers.special_tokens import content
+from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
 from minhub_py.system.printable import printable
 
 Message = Mapping[str, Any]

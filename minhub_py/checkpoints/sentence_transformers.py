@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
-from minhub_py.checkpoints.storage import open_pickle, read_json, read_object
+from minhub_py.checkpoints.pickles import open_pickle
+from minhub_py.checkpoints.storage import read_json, read_object
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.

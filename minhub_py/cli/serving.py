@@ -52,12 +52,16 @@ DEFAULT_CONTEXT = 4096
 @click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH",
               help="Also serve MODEL with this LoRA adapter, a folder or a repository, as the model NAME; may be "
                    "repeated.")  # fmt: skip
+@click.option("--alias", "aliases", multiple=True, metavar="NAME=MODEL",
+              help="Also serve MODEL as NAME, which may contain *, such as 'claude-*=qwen'; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--cached", is_flag=True, help="Also serve the models in the local cache: a request loads its model.")
 @click.option("--allow-pull", is_flag=True,
               help="Clients may download and delete models; includes --cached.")  # fmt: skip
 @click.option("--max-models", type=click.IntRange(min=1), metavar="N",
               help="Maximum number of loaded models.  [default: 3, or the number of MODELs]")  # fmt: skip
-@click.option("--max-memory", type=Bytes(), help="Maximum size of the loaded models' weights, such as 8GB.")
+@click.option("--max-memory", type=Bytes(),
+              help="Maximum size of the loaded models' weights and KV caches, such as 8GB.")  # fmt: skip
 @click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
               help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
@@ -65,8 +69,8 @@ DEFAULT_CONTEXT = 4096
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
     context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
-    adapters: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None, max_memory: int | None,
-    keep_alive: float | None, log: bool, revision: str, device: str, dtype: str, quantize: str | None,
+    adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None,
+    max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -108,7 +112,7 @@ def serve(
     named = parse_adapters(adapters, models)
 
     def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
-        loaded = load_served(identifier, revision, device, dtype, quantize, adapters)
+        loaded = load_served(identifier, loading, adapters)
         return list(served_models(
             name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
             cache_dir=cache_dir, cache_size=cache_size,
@@ -120,7 +124,7 @@ def serve(
 
     catalog = Models(
         cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
-        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout,
+        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=dict(map(parse_alias, aliases)),
     )  # fmt: skip
     server = Server(
         catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
@@ -136,6 +140,14 @@ def check_host(host: str, key: str | None) -> None:
         raise click.UsageError(
             f"--host {host} accepts connections from other machines: add --api-key KEY, or set MINHUB_API_KEY."
         )
+
+
+def parse_alias(text: str) -> tuple[str, str]:
+    """The name and the model of an alias. UsageError: the text is not NAME=MODEL."""
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
+    return name, model
 
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
@@ -154,12 +166,12 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
 
 
 def load_served(
-    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+    name: str, loading: Mapping[str, Any], adapters: Mapping[str, str] | None = None
 ) -> tuple[Any, Any, Any]:
     """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
+    network, tokenizer = open_model(name, **loading, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
@@ -184,7 +196,7 @@ def run(
         for identifier in identifiers:
             loaded = load(identifier)
             for served in loaded:  # a model with adapters shares its weights with them: it is not unloaded
-                source = Source(lambda name=identifier: load(name)[0], served.bytes, served.task)  # type: ignore[misc]
+                source = Source(lambda name=identifier: load(name)[0], served.memory, served.task)  # type: ignore[misc]
                 server.models.add(served, source if len(loaded) == 1 else None)
             if loaded[0].template.note and loaded[0].task == "completion":
                 note(f"Note: {loaded[0].name} has {loaded[0].template.note}")

@@ -15,10 +15,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import anthropic, embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve import anthropic, completions, embeddings, management, ollama, openai, responses, tokenization
 from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
-from minhub_py.serve.models import ServedModel, parse_variables
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -166,11 +167,17 @@ async def apply_template(request: HTTPRequest) -> Response:
 
 
 Endpoint = Callable[[HTTPRequest], Awaitable[Response]]
-GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": openai.model, "/health": health,
-                             "/tokenizer_info": tokenization.tokenizer_info}  # fmt: skip
+GETS: dict[str, Endpoint] = {
+    "/models": openai.models,
+    "/models/{name:path}": openai.model,
+    "/health": health,
+    "/props": management.props,
+    "/slots": management.slots,
+    "/tokenizer_info": tokenization.tokenizer_info,
+}
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
-    "/completions": openai.completions,
+    "/completions": completions.completions,
     "/messages": anthropic.messages,
     "/messages/count_tokens": anthropic.count_tokens,
     "/responses": responses.responses,

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py.serve.engine import token_text
 from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
-from minhub_py.serve.models import parse_variables
 from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import invalid
 
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import changed
+from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.pretrained import describe, fit, with_values
 from minhub_py.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton

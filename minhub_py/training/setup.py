@@ -33,9 +33,10 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     working,
 )
 from minhub_py.distributed import environment
+from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe, fit, load, open_checkpoint, with_values
+from minhub_py.pretrained import load, open_checkpoint
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.processor import has_bfloat16

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import character, json_data, json_schema
+from r_bridge.arguments import character, json_data, json_schema
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from minhub_py.system.extras import require
-from r_bridge.convert import character, id_rows, setting
+from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, Tokenizer
 
 
@@ -15,8 +15,9 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import adapter_folders, load, open_checkpoint
+    from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
     if identifier.lower().endswith(".gguf"):
@@ -29,6 +30,22 @@ def from_pretrained(
     module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
     model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
     return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
+
+
+def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
+    """The model with an adapter, or without one. The weights are shared."""
+    from minhub_py.adapters.attach import attach
+    from minhub_py.adapters.files import read_adapter
+    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.inference.arguments import model_of
+
+    module = model_of(model.module, "model$adapter()")
+    base, folder = module.base or module, None
+    if source is not None:
+        [folder] = adapter_folders(source).values()
+    view = base if folder is None else attach(base, read_adapter(folder, base))
+    result = Model(view, model.folder, model.identifier, signature=model.signature, adapter=folder)
+    return about(result, session.add(result)) | {"commit": None}
 
 
 def from_config(

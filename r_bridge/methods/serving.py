@@ -3,7 +3,7 @@
 from typing import Any
 
 from minhub_py.system.extras import require
-from r_bridge.convert import scalar
+from r_bridge.arguments import scalar
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -19,9 +19,9 @@ def serve(
     require("serve")
     from minhub_py.adapters.attach import attach
     from minhub_py.adapters.files import read_adapter
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.cli.serving import engine_for
-    from minhub_py.pretrained import adapter_folders
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.models import ServedModel
     from minhub_py.serve.run import BackgroundServer

@@ -97,7 +97,7 @@ def test_a_chat_continues_from_its_folder(folder: Path, tmp_path: Path) -> None:
     expected = chat().say("Hello")
     first = chat(cache_dir=tmp_path)
     assert (first.say("Hello").ids, first.last.kept) == (expected.ids, 0)
-    first._disk.flush()
+    first._generator.disk.flush()
     second = chat(cache_dir=tmp_path)
     reply = second.say("Hello")
     assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)

@@ -12,8 +12,9 @@ from starlette.datastructures import Headers
 
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
 from minhub_py.serve.catalog import Models
-from minhub_py.serve.models import ServedModel, parse_variables
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import Server
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import Fields, RequestError
 
 FIELDS = {

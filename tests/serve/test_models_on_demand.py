@@ -104,7 +104,11 @@ def test_the_least_recently_used_model_is_unloaded_first(models_folder: Folder) 
         for name in ("a", "b", "a", "c"):
             complete(http, name)
         assert sorted(loaded(http)) == ["a", "c"]
-    with serving(models_folder, max_memory=150_000) as http:  # more than one model's weights, less than two's
+        model = http.models.all[0]
+        one = http.models.entries[model.name].size
+        kv = model.model.new_cache(model.engine.batch_size, model.engine.max_length).size
+        assert one == sum(weight.nbytes for weight in model.model.parameters()) + kv
+    with serving(models_folder, max_memory=one * 3 // 2) as http:
         for name in ("a", "b"):
             complete(http, name)
             assert loaded(http) == [name]
@@ -112,6 +116,18 @@ def test_the_least_recently_used_model_is_unloaded_first(models_folder: Folder) 
         response = http.post("/v1/completions", json={"model": "a", **PROMPT})
         assert response.status_code == 503
         assert "--max-memory" in response.json()["error"]["message"]
+
+
+def test_an_alias_is_another_name(models_folder: Folder) -> None:
+    with serving(models_folder, aliases={"claude-*": "b"}) as http:
+        assert complete(http, "claude-sonnet-4-5") == complete(http, "b")
+        assert loaded(http) == ["b"]
+        properties = http.get("/props", params={"model": "claude-x"}).json()
+        [model] = http.models.all
+        assert (properties["model_alias"], properties["total_slots"]) == ("b", model.engine.batch_size)
+        assert properties["default_generation_settings"]["n_ctx"] == model.engine.max_length
+        slots = http.get("/v1/slots").json()
+        assert [slot["is_processing"] for slot in slots] == [False] * model.engine.batch_size
 
 
 def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:

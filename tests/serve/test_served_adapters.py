@@ -20,7 +20,8 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
     for seed, name in enumerate("ab"):
         random_adapter(model, tmp_path / name, seed)
     adapters = parse_adapters([f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}"], [str(folder)])
-    loaded = load_served(str(folder), "main", "cpu", "auto", None, adapters)
+    loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
+    loaded = load_served(str(folder), loading, adapters)
     served = list(served_models("tiny", *loaded, 60.0, rows=4, context=None))
     assert [entry.name for entry in served] == ["tiny", "a", "b"]
     try:

@@ -167,6 +167,8 @@ def test_a_call_that_is_cut_is_not_valid(client: Any, script: Script, scripted: 
         chunks = list(client.chat.completions.create(**ask, max_tokens=max_tokens, stream=True))
         assert chunks[-1].choices[0].finish_reason == "length"
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "I look."
+        deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        assert [json.loads(delta.function.arguments) for delta in deltas if not delta.id] == [ARGUMENTS] * len(calls)
         with contextlib.closing(ollama.Client(host=address)) as chat:
             options = {"num_predict": max_tokens}
             parts = list(chat.chat("hermes", user("?"), tools=TOOLS, stream=True, options=options))

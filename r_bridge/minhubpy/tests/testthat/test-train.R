@@ -449,6 +449,7 @@ test_that("an adapter of a model is trained, and its folder loads as a model", {
     rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
   )
   expect_identical(as.numeric(run$settings$lora$r), 2)
+  expect_output(print(summary(run)), "lora = list(r = 2", fixed = TRUE)
   expect_true(all(diff(run$losses$held_out_loss) < 0))
   expect_true(any(basename(list.files(run$folder, recursive = TRUE)) == "adapter_config.json"))
   text <- function(model) generate(model, "To be", max_new_tokens = 5, temperature = 0, stream = FALSE)
@@ -480,6 +481,14 @@ test_that("a data frame teaches a model a task", {
   expect_identical(adapted(1:5), from_pretrained(run$folder)(1:5))
   expect_false(identical(adapted(1:5), a_model()(1:5)))
   expect_refused(from_pretrained(from, adapter = tempfile("none")), "There is no folder", class = "FileNotFoundError")
+
+  # Further adapters share the weights of the model.
+  shared <- a_model()$adapter(run)
+  expect_identical(shared(1:5), adapted(1:5))
+  expect_identical(shared$adapter(NULL)(1:5), a_model()(1:5))
+  expect_identical(unserialize(serialize(shared, NULL))(1:5), adapted(1:5))
+  expect_refused(a_model()$adapter(tempfile("none")), "There is no folder", class = "FileNotFoundError")
+  expect_refused(intervene(a_model(), "final", "zero")$adapter(run), "interventions", class = "ValueError")
   expect_refused(word_logprobs(adapted, "To be", manifest = tempfile(fileext = ".json")), "manifest does not support adapter")
 
   expect_refused(quick(pairs[0, ]), "text is a data frame without rows: pass one example per row")
