@@ -2,9 +2,9 @@
 
     python tests/benchmarks/lora.py [LAYERS] [TOKENS]
 
-The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens. PEFT's frozen weights
-are in float32, its default, and in bfloat16, as ours are where the processor has it. The memory of each is the highest of
-a process of its own. Needs peft and accelerate.
+The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens. PEFT's frozen
+weights are in float32, its default, and in bfloat16, as ours are where the processor has it. The memory of each is the
+highest of a process of its own. Needs peft and accelerate.
 """
 
 import sys
@@ -17,11 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from minhub_py import from_pretrained
-from minhub_py.training.adapter_run import adapted_model
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.objectives import token_logprobs
+from minhub_py.training.settings import Settings
+from minhub_py.training.setup import load_model, open_start
 
 REPEATS, BATCH, VOCABULARY = 5, 4, 49152
 SIDES = ("ours, float32", "ours, bfloat16", "PEFT, float32", "PEFT, bfloat16")
@@ -50,8 +52,8 @@ def step_of(side: str, folder: str, tokens: int) -> Callable[[], None]:
         base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         model = peft.get_peft_model(base, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")).train()
     else:
-        plain = from_pretrained(Path(folder), dtype="float32")
-        model = adapted_model(plain, {"r": 16}, None, start=None, revision=None, seed=0, dtype=dtype).train()
+        settings = Settings(start=folder, lora={"r": 16}, dtype=dtype)
+        model = load_model(settings, open_start(settings), None, Tokenizer(BPE()))[1].train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, 2e-4, fused=True)
 
