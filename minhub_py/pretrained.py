@@ -64,7 +64,7 @@ def from_pretrained(
             CPU, and changes results slightly; other devices become slower. Quantized models cannot be trained or
             saved. Activations are rounded to 16 bits, or to 8 bits if `dtype` is "bfloat16": prefill is then faster
             and the error larger. With dtype "auto" the remaining weights are float32 on a CPU. "auto" computes with
-            the quantized weights of a GGUF file without loss; weights in rare types, such as Q3_K, become int8.
+            the quantized weights of a GGUF file as they are stored; K-quants round activations to 15 bits.
             "none" dequantizes them, for training or saving. The default, None, means "auto" for a GGUF file on a CPU.
             It means "none" for other models and devices, with `parallel`, and if `dtype` is not "auto".
         parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA, each process needs

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from minhub_py.analysis import plots
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
 
@@ -65,14 +66,16 @@ class Agreement:
         return values[name]
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> Columns:
         """Columns statistic, estimate, lower and upper."""
-        return {
-            "statistic": list(self.values),
-            "estimate": list(self.values.values()),
-            "lower": [self.intervals[name][0] for name in self.values],
-            "upper": [self.intervals[name][1] for name in self.values],
-        }
+        lower, upper = zip(*(self.intervals[name] for name in self.values), strict=True)
+        return Columns(statistic=[*self.values], estimate=[*self.values.values()], lower=[*lower], upper=[*upper])
+
+    def __str__(self) -> str:
+        return f"Agreement of {self.raters} raters, {self.units:,} units\n{self.columns}"
+
+    def _repr_html_(self) -> str:
+        return self.columns._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the confusion matrix of two raters. ValueError: three or more raters, or no matplotlib."""

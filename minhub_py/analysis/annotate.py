@@ -28,10 +28,10 @@ import numpy as np
 from torch import Tensor
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.prompts import Prompt, prompt_of
 from minhub_py.analysis.segments import as_texts
-from minhub_py.analysis.surprisal import Columns
 from minhub_py.analysis.tokens import encodings
 from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel

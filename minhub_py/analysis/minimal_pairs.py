@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minhub_py.analysis import plots
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.formulas import parse
 from minhub_py.analysis.predictions import Progress, Span
 from minhub_py.analysis.scores import Array, Scores
 from minhub_py.analysis.segments import Segments, encode_parts
-from minhub_py.analysis.surprisal import Columns, bos_token_id, refuse_encoder_decoder
+from minhub_py.analysis.surprisal import bos_token_id, refuse_encoder_decoder
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
 

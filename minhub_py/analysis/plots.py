@@ -34,7 +34,7 @@ def plot_attention(
     """
     heads = range(1, weights.size(1) + 1)
     if layer is not None and layer not in layers:
-        raise ValueError(f"layer must be {listed(layers)}, not {layer!r}: other layers have no attention")
+        raise ValueError(f"layer must be {listed(layers)}, a layer with attention, not {layer!r}")
     if head is not None and head not in heads:
         raise ValueError(f"head must be {listed(heads)}, not {head!r}")
     title = "Attention" + (f", layer {layer}" if layer else "") + (f", head {head}" if head else "")

@@ -15,6 +15,7 @@ from minhub_py.adapters.attach import attach, new_adapter, save_adapter
 from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig
 from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
 from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting, unknown
 from minhub_py.training.errors import read_object, reading
@@ -49,17 +50,22 @@ def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
 
 def adapted_model(
     base: LanguageModel, lora: Mapping[str, Any], newest: Path | None, *, start: str | None, revision: str | None,
-    seed: int,
+    seed: int, dtype: str = "float32",
 ) -> LanguageModel:  # fmt: skip
-    """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained."""
+    """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained.
+
+    dtype: "bfloat16" stores the frozen matrices in it. Embeddings, norms and factors remain float32.
+    """
     if newest is not None:
         with reading(newest / WEIGHTS):
             adapter = read_adapter(newest, base)
     else:
         config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
         adapter = new_adapter(base, config, seed)
-    for parameter in base.parameters():
-        parameter.requires_grad_(False)
+    base.requires_grad_(False)
+    for module in base.modules():
+        if dtype == "bfloat16" and isinstance(module, nn.Linear | QuantizedLinear):
+            module.bfloat16()
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
 
 

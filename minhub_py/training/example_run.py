@@ -21,7 +21,7 @@ from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.examples import Encoder, is_table, labels_in, objective_of, prepare_examples
 from minhub_py.training.listener import Listener
-from minhub_py.training.memory import MICRO_BATCH_TOKENS, parts_of
+from minhub_py.training.memory import parts_of
 from minhub_py.training.settings import Settings
 
 BATCH, EPOCHS = 16, 3
@@ -98,9 +98,7 @@ def eos_of(config: ModelConfig) -> int | None:
     return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None
 
 
-def with_defaults(
-    settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: float = MICRO_BATCH_TOKENS
-) -> Settings:
+def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
     examples: the content of tokens.json, with the mean length of a sequence.    most: tokens of a micro-batch.

@@ -72,6 +72,11 @@ class Examples:
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.per_example
 
+    def length(self, example: int) -> int:
+        """The number of tokens of an example."""
+        first, last = self.starts[[self.per_example * example, self.per_example * (example + 1)]].tolist()
+        return int(last - first)
+
     def sequences(self, examples: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """The token IDs and weights of the sequences of some examples."""
         numbers = [self.per_example * index + part for index in examples for part in range(self.per_example)]

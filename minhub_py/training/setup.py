@@ -7,8 +7,8 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +39,7 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import load, open_checkpoint
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
+from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
@@ -99,17 +100,21 @@ def with_example_defaults(
     """The settings with the defaults for fine-tuning, which depend on the examples and on the size of the model."""
     if start is None:
         return settings
-    metadata = read_object(folder.tokens / "tokens.json")
-    has_examples = "objective" in metadata
+    examples = dict(read_object(folder.tokens / "tokens.json"))
+    has_examples = "objective" in examples
+    if not has_examples:  # a text: sequences of `context` tokens
+        examples |= {"length": settings.context, "train": examples["train"] // (settings.context or CONTEXT)}
+    most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
+    return example_run.with_defaults(settings, given, examples, most)
+
+
+def tokens_in_memory(settings: Settings, start: Checkpoint, size: int, *, sliced: bool) -> int:
+    """The number of tokens whose activations have at most `size` bytes; a constant for GPUs and several processes."""
+    if choose_device(settings.device).name != "cpu" or environment.world_size() > 1:
+        return memory.MICRO_BATCH_TOKENS
     architecture, config = describe(start)
-    limited = choose_device(settings.device).name == "cpu" and environment.world_size() == 1
-    free = memory.free_memory()
-    most = memory.tokens_in_memory(config, architecture.new, free, sliced=has_examples) if limited else None
-    if has_examples:
-        return example_run.with_defaults(settings, given, metadata, min(most or math.inf, memory.MICRO_BATCH_TOKENS))
-    if most is None or {"batch", "accumulate"} & set(given):
-        return settings
-    return dataclasses.replace(settings, accumulate=memory.parts_of(settings.batch, settings.context or CONTEXT, most))
+    tokens = memory.tokens_in_memory(config, architecture.new, size, sliced=sliced)
+    return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
 @contextmanager
@@ -245,6 +250,10 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
             raise ValueError(f"{settings.start} contains a {entry.name} model, not {settings.family}: remove "
                              f"{setting('family')}")  # fmt: skip
         context = min(settings.tuned_config(architecture, config).context_length or CONTEXT, MAX_DEFAULT_CONTEXT)
+        # A long example is better than a truncated one, but texts have sequences of any length.
+        is_text = settings.objective == "text"
+        size = memory.activation_memory() if is_text else memory.free_memory() // 2
+        context = min(context, tokens_in_memory(settings, start, size, sliced=not is_text))
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         method = quantization.get("quant_method")
         raise ValueError(f"weights in {method} cannot be trained: use the model in BF16 or F32")
@@ -254,6 +263,8 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     if dtype == "auto":
         # cuDNN's LSTM computes in float16 under autocast, where small gradients underflow.
         fast = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not training.carries_state
+        # The frozen weights of an adapter's base can be stored in bfloat16, too.
+        fast = fast or (device.name == "cpu" and bool(settings.lora) and has_bfloat16() and has_onednn_bfloat16())
         dtype = "bfloat16" if fast else "float32"
     if settings.lora:
         adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
@@ -321,7 +332,7 @@ def run(
             trainer.resume(newest)
         if group.is_main:
             update_folder(folder, trainer, newest)
-        with catch_signals() as signals, memory_advice():
+        with catch_signals(lambda: listener.stopping(trainer.pending)) as signals, memory_advice():
             try:
                 finished = trainer.run(lambda: bool(signals))
             finally:
@@ -396,6 +407,7 @@ def load_model(
             start=settings.start,
             revision=settings.revision,
             seed=settings.seed,
+            dtype=settings.dtype,
         )
         return architecture, model
     if newest is not None:
@@ -469,8 +481,11 @@ def report(folder: RunFolder, listener: Listener) -> None:
 
 
 @contextmanager
-def catch_signals() -> Iterator[list[int]]:
-    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once."""
+def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
+    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once.
+
+    report: called at the first signal.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals
@@ -479,6 +494,8 @@ def catch_signals() -> Iterator[list[int]]:
     def handle(number: int, _frame: Any) -> None:
         signals.append(number)
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        with suppress(RuntimeError):  # the signal interrupted a write to the same stream
+            report()
 
     handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

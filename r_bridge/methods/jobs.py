@@ -38,7 +38,7 @@ def run_job(
 ) -> dict[str, Any]:  # fmt: skip
     """Run a job on columns, and write its manifest. Returns the columns of the results.
 
-    The input and the output are files beside the manifest. The same call continues an interrupted job.
+    The input and the output are files in the manifest's folder. The same call continues an interrupted job.
     """
     import json
 

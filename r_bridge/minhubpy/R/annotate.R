@@ -6,8 +6,8 @@
 #'
 #' The score of a label is the log-probability of its complete token sequence;
 #' the probabilities are a softmax of the scores over the labels. `length` divides
-#' the score by the number of tokens or of characters. If the tokens of one label
-#' begin those of another, the end token is added to every label.
+#' the score by the number of tokens or of characters. If one label's tokens are the
+#' beginning of another label, the end token is added to every label.
 #'
 #' `calibrate = "contextual"` divides the probabilities by their mean for the texts
 #' `"N/A"`, `""` and `"[MASK]"` (Zhao et al. 2021). `"pmi"` subtracts the

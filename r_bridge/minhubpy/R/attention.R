@@ -6,7 +6,7 @@
 #'
 #' Layers without attention, such as the linear layers of Qwen 3.5, are omitted.
 #' For an encoder-decoder such as T5, the function returns the weights of the
-#' encoder, in which a token attends to all tokens.
+#' encoder. Its tokens attend to all tokens.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens

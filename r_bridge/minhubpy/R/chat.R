@@ -138,7 +138,7 @@ chat_settings <- function(x, defaults) {
 #' Describe a function that a model can call
 #'
 #' @param fun A function. Arguments without a default are required.
-#' @param description What the function does, for the model.
+#' @param description A description of the function for the model.
 #' @param arguments A named list with a JSON type such as `"string"`,
 #'   `"integer"`, `"number"` or `"boolean"`, or with a JSON Schema for each
 #'   argument. Arguments that are not in the list are strings.

@@ -77,7 +77,7 @@ with_labels <- function(input, result) {
 #' with a model for token classification such as named entity recognition.
 #'
 #' A text longer than the maximum length of the model is divided into overlapping
-#' windows. A token has the label of the window in which it has more context.
+#' windows. A token has the label of the window that contains more of its context.
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
@@ -93,8 +93,8 @@ with_labels <- function(input, result) {
 #'   each token.
 #' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
 #'   entities.
-#' @param stride The number of tokens in which two windows of a long text overlap.
-#'   `NULL`: half of the tokens of a window.
+#' @param stride The number of tokens that two windows of a long text share. `NULL`:
+#'   half of the tokens of a window.
 #' @returns A data frame with one row per entity, in the order of the texts, and
 #'   the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;

@@ -34,7 +34,7 @@ as_call <- function(settings) {
   settings <- Filter(Negate(is.null), settings)
   shown <- vapply(settings, function(value) {
     if (is.function(value)) return("<function>")
-    if (is.list(value)) return("<list>")
+    if (is.list(value)) return(paste0("list(", as_call(value), ")"))
     if (is.integer(value)) value <- as.double(value) # 20, not 20L
     paste(deparse(as.vector(value)), collapse = " ")
   }, "")

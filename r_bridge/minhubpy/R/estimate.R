@@ -56,16 +56,16 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @param data A data frame with one row per text.
 #' @param prediction The model's labels as numbers or logical values, such as a column
 #'   of probabilities: the name of a column, or a vector.
-#' @param probability The probability with which each text was chosen: the name of a
-#'   column, or a vector. `NULL`: a simple random sample.
+#' @param probability Each text's probability of being chosen: the name of a column,
+#'   or a vector. `NULL`: a simple random sample.
 #' @param family `"linear"` or `"logistic"`.
 #' @param method The method.
 #' @param confidence The confidence of the intervals.
 #' @param cluster The cluster of each text, such as its author, for standard errors
 #'   that allow for dependent texts: the name of a column, or a vector.
-#' @param cross_fit The number of folds in which labels are predicted from the model's
-#'   labels, the covariates and the human labels of the other folds, for shorter
-#'   intervals. 0: the model's labels.
+#' @param cross_fit The number of folds of cross-fitting: the labels of a fold are
+#'   predicted from the model's labels, the covariates and the human labels of the
+#'   other folds, for shorter intervals. 0: the model's labels.
 #' @param splits The number of divisions into folds; the result is their median.
 #' @param seed The seed of the divisions.
 #' @param object,x The result.

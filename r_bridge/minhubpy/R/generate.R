@@ -77,6 +77,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
                                   frequency_penalty = 0, logit_bias = NULL, draft = NULL, ...) {
   no_more_arguments(...)
   model <- check_model(x)
+  if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
@@ -136,7 +137,12 @@ generate.default <- function(x, ...) check_model(x)
 no_more_arguments <- function(...) {
   if (!...length()) return(invisible())
   name <- names(list(...))[[1L]] %||% ""
-  if (nzchar(name)) fail("unknown argument ", name, ": see ?generate for the arguments")
+  if (nzchar(name)) {
+    known <- names(formals(generate.minhub_model))
+    similar <- known[startsWith(known, substr(name, 1L, 3L)) | utils::adist(name, known) <= 2]
+    advice <- if (length(similar)) c("did you mean ", similar[[1L]], "?") else "see ?generate for the arguments"
+    fail("unknown argument ", name, ": ", advice)
+  }
   fail("too many arguments: pass settings by name, such as max_new_tokens = 40")
 }
 
@@ -376,52 +382,6 @@ print.minhub_next_tokens <- function(x, ...) {
 
 #' @export
 print.minhub_token_logprobs <- print.minhub_next_tokens
-
-# A progress bar with the remaining time, in an interactive console only. Short calls send no events.
-show_progress <- function() {
-  if (quiet() || !interactive()) return(NULL)
-  start <- NULL
-  file <- NULL
-  function(event) {
-    if (event$total == 0) { # Python waits and may state the reason
-      if (nzchar(event$what)) note(event$what)
-      return(invisible())
-    }
-    now <- proc.time()[["elapsed"]]
-    if (!identical(event$what, file) && event$done < event$total) {
-      if (nzchar(event$what)) message("Downloading ", event$what, " (", megabytes(event$total), ")")
-      start <<- list(time = now, done = event$done)
-      file <<- event$what
-    }
-    if (!is.null(start)) {
-      cat("\r", progress_line(event$done, event$total, now - start$time, start$done), sep = "")
-      utils::flush.console()
-      if (event$done >= event$total) {
-        cat("\n")
-        start <<- NULL
-        file <<- NULL
-      }
-    }
-  }
-}
-
-# A progress bar and the remaining time. `before` is the amount that was complete when the clock started.
-progress_line <- function(done, total, seconds, before = 0) {
-  bar <- strrep("=", floor(40 * done / total))
-  remaining <- if (seconds >= 1 && done > before) round(seconds * (total - done) / (done - before))
-  text <- if (is.null(remaining)) "" else paste(clock(remaining), "left")
-  sprintf("|%-40s| %3.0f%%  %-16s", bar, floor(100 * done / total), text)
-}
-
-# Seconds as 0:07 or 2:05:00.
-clock <- function(seconds) {
-  parts <- c(seconds %/% 3600, seconds %/% 60 %% 60, seconds %% 60)
-  if (parts[[1L]] > 0) sprintf("%d:%02d:%02d", parts[[1L]], parts[[2L]], parts[[3L]]) else sprintf("%d:%02d", parts[[2L]], parts[[3L]])
-}
-
-megabytes <- function(bytes) {
-  if (bytes >= 1e9) sprintf("%.1f GB", bytes / 1e9) else if (bytes >= 1e6) sprintf("%.0f MB", bytes / 1e6) else sprintf("%.0f kB", bytes / 1e3)
-}
 
 check_min_p <- function(x) optional(x, function(p) as.double(number(p, "min_p", min = 0, max = 1)))
 

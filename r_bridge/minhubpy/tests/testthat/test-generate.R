@@ -150,7 +150,10 @@ test_that("next tokens, log-probabilities and perplexity are data frames with co
 test_that("generate() is a generic that rejects unknown arguments", {
   model <- a_model()
   expect_refused(generate("gpt2", "To be"), 'model must be a model, as from_pretrained() returns, not "gpt2"')
-  expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: see ?generate for the arguments")
+  expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: did you mean seed?")
+  expect_refused(generate(model, "To be", max_tokens = 1), "unknown argument max_tokens: did you mean max_new_tokens?")
+  expect_refused(generate(model, "To be", quick = 1), "unknown argument quick: see ?generate for the arguments")
+  expect_refused(generate(model), "prompts is missing: pass text")
   expect_refused(generate(model = model, prompts = "To be"), "unknown argument model")
   expect_identical(generate(x = model, prompts = "To be", 8, seed = 1), generate(model, "To be", 8, seed = 1))
 })

@@ -449,6 +449,7 @@ test_that("an adapter of a model is trained, and its folder loads as a model", {
     rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
   )
   expect_identical(as.numeric(run$settings$lora$r), 2)
+  expect_output(print(summary(run)), "lora = list(r = 2", fixed = TRUE)
   expect_true(all(diff(run$losses$held_out_loss) < 0))
   expect_true(any(basename(list.files(run$folder, recursive = TRUE)) == "adapter_config.json"))
   text <- function(model) generate(model, "To be", max_new_tokens = 5, temperature = 0, stream = FALSE)
