@@ -24,10 +24,10 @@ from served_models import served as served_decoder
 from minhub_py import embed, from_pretrained, rerank, tokenizer_from_pretrained
 from minhub_py.analysis.encoders import Input
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.cli.serving import engine_for
 from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
 from minhub_py.serve.encoder_engine import EncoderEngine, EncoderRequest
 from minhub_py.serve.engine_thread import Failure
+from minhub_py.serve.loading import engine_for
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields
 

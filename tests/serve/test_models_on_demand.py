@@ -13,8 +13,8 @@ from hub_server import HubServer
 from pages import CHROMIUM, messages, open_page, say, show
 from served_models import WRONG, alone, connected, served, serving, wait
 
-from minhub_py.cli.serving import sources_in_cache
 from minhub_py.serve.catalog import Models, Source
+from minhub_py.serve.loading import sources_in_cache
 from minhub_py.system.duration import parse_duration
 
 PROMPT = {"prompt": "Once upon", "max_tokens": 8, "seed": 3, "temperature": 1}
