@@ -4,17 +4,27 @@
     Q8_0        32 signed 8-bit codes, float16 scale: weight = scale * code                                 8.5
     Q4_0, Q5_0  32 codes of 4 or 5 bits: weight = scale * (code - 8), scale * (code - 16)              4.5, 5.5
     Q4_1, Q5_1  32 codes of 4 or 5 bits: weight = scale * code + offset                                    5, 6
+    IQ4_NL      32 codes of one of 16 values, float16 scale                                                 4.5
+    MXFP4       32 codes of one of 16 values, scale 2^n (mxfp4.py; codes in another order)                 4.25
+    Q2_K        256 codes; 4-bit scale and offset per 16 codes, float16 scales for both                     2.6
+    Q3_K        256 codes; 6-bit scale per 16 codes, float16 scale                                          3.4
     Q4_K, Q5_K  256 codes; 6-bit scale and offset per 32 codes, float16 scales for both                4.5, 5.5
     Q6_K        256 codes; 8-bit scale per 16 codes, float16 scale                                          6.6
+    IQ4_XS      256 codes as IQ4_NL's; 6-bit scale per 32 codes, float16 scale                             4.25
 
-Source: ggml/src/ggml-common.h and ggml-quants.c. The C decoder's implementation is in native/blocks.h.
+Source: ggml/src/ggml-common.h and ggml-quants.c. The C decoder's implementation is in native/blocks.h and k_quants.h.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from weights_map.mxfp4 import SIZES
+
+# The levels of IQ4_NL and IQ4_XS.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class Blocks(NamedTuple):
@@ -108,13 +118,61 @@ def q6_k(blocks: Tensor) -> Tensor:
     return (codes.flatten(-2).unflatten(-1, (16, 16)) * scales.unsqueeze(-1)).flatten(-2)
 
 
+def q2_k(blocks: Tensor) -> Tensor:
+    both = blocks[..., :16]
+    scales, offsets = (float16_at(blocks, at) * part for at, part in ((80, both & 15), (82, both >> 4)))
+    codes = two_bits(blocks[..., 16:80]).unflatten(-1, (16, 16))
+    return (scales.unsqueeze(-1) * codes - offsets.unsqueeze(-1)).flatten(-2)
+
+
+def q3_k(blocks: Tensor) -> Tensor:
+    third = unpack_bits(blocks[..., :32]).unflatten(-1, (32, 8)).transpose(-1, -2).flatten(-2)
+    codes = (two_bits(blocks[..., 32:96]) | third << 2).float() - 4
+    low, high = unpack_halves(blocks[..., 96:104]), blocks[..., 104:108]
+    scales = (low | torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1) << 4).float() - 32
+    return (codes.unflatten(-1, (16, 16)) * (float16_at(blocks, 108) * scales).unsqueeze(-1)).flatten(-2)
+
+
+def two_bits(codes: Tensor) -> Tensor:
+    """64 bytes to codes (…, 256): for each 32 bytes, the lowest two bits of all, then the next two."""
+    parts = codes.unflatten(-1, (2, 32))
+    return torch.stack([parts >> shift & 3 for shift in (0, 2, 4, 6)], dim=-2).flatten(-3)
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    return float16_at(blocks, 0) * levels(unpack_halves(blocks[..., 2:]), IQ4)
+
+
+def iq4_xs(blocks: Tensor) -> Tensor:
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), dim=-1).flatten(-2)
+    high = torch.cat([blocks[..., 2 + part, None] >> shift & 3 for part in (0, 1) for shift in (0, 2, 4, 6)], dim=-1)
+    scales = (float16_at(blocks, 0) * ((low | high << 4).float() - 32)).unsqueeze(-1)
+    return (scales * levels(unpack_halves(blocks[..., 8:].unflatten(-1, (8, 16))), IQ4)).flatten(-2)
+
+
+def mxfp4(blocks: Tensor) -> Tensor:
+    exponents = blocks[..., :1].int()  # of a float32, for twice the values; 0 and 1 are below the smallest exponent
+    scales = torch.where(exponents < 2, 2**21 << exponents, (exponents - 1) << 23).view(torch.float32)
+    return scales * (2 * levels(unpack_halves(blocks[..., 1:]), (*SIZES, *(-size for size in SIZES))))
+
+
+def levels(codes: Tensor, values: Sequence[float]) -> Tensor:
+    """The values of codes."""
+    return torch.tensor(values, dtype=torch.float32, device=codes.device)[codes.int()]
+
+
 TYPES = {
     "Q8_0": Type(32, 34, q8_0),
     "Q4_0": Type(32, 18, q4_0),
     "Q4_1": Type(32, 20, q4_1),
     "Q5_0": Type(32, 22, q5_0),
     "Q5_1": Type(32, 24, q5_1),
+    "IQ4_NL": Type(32, 18, iq4_nl),
+    "MXFP4": Type(32, 17, mxfp4),
+    "Q2_K": Type(256, 84, q2_k),
+    "Q3_K": Type(256, 110, q3_k),
     "Q4_K": Type(256, 144, q4_k),
     "Q5_K": Type(256, 176, q5_k),
     "Q6_K": Type(256, 210, q6_k),
+    "IQ4_XS": Type(256, 136, iq4_xs),
 }

@@ -30,9 +30,8 @@ MAX_KEY = 65_535  # bytes, by the format
 MAX_PAIRS, MAX_TENSORS, MAX_STRINGS = 10_000, 20_000, 2**21
 MAX_SETTINGS = 10_000  # numbers in an array of settings, with one number per layer
 LENGTH = struct.Struct("<Q").unpack_from
-# Supported types of tensors: dtypes of torch, and block formats.
+# Types of tensors in floats; others are blocks.
 FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCK_TYPES = (*TYPES, "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K")
 
 
 class StoredTensor(NamedTuple):
@@ -222,8 +221,8 @@ def _tensor_entry(scanner: Scanner) -> tuple[str, StoredTensor]:
     if shape[-1] % block or not all(shape):
         raise ValueError(f"{name} has the shape {shape}, which is invalid for its type")
     stored = StoredTensor(type.name, shape, scanner.number("Q"), math.prod(shape) // block * size)
-    if stored.type not in (*FLOAT_TYPES, *BLOCK_TYPES):
-        supported = ", ".join((*FLOAT_TYPES, *BLOCK_TYPES))
+    if stored.type not in (*FLOAT_TYPES, *TYPES):
+        supported = ", ".join((*FLOAT_TYPES, *TYPES))
         raise ValueError(f"{name} is stored as {stored.type}; supported types are {supported}")
     return name, stored
 

@@ -27,8 +27,8 @@ from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
+from minhub_py.fitting import fit, with_values
 from minhub_py.models import rotary
-from minhub_py.pretrained import fit, with_values
 from minhub_py.registry import architecture_of
 from weights_map.engine import Mapped
 from weights_map.gguf import GGUFArchitecture

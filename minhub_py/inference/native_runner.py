@@ -143,7 +143,8 @@ class NativeRunner(TorchRunner):
 
     def _new_codes(self) -> Tensor:
         """A buffer for the quantized activations of each token, with up to 16 bits, and the scales of choices."""
-        return zeros((MAX_CHOICES + MAX_TOKENS * (self.program.width + BF16_PADDING) // 2,), torch.float32, CPU)
+        width = self.program.width * 5 // 4 + BF16_PADDING  # a `k_input` has 640 bytes for 256 activations
+        return zeros((MAX_CHOICES + MAX_TOKENS * width // 2,), torch.float32, CPU)
 
     def text_workspace(self, tokens: int) -> int:
         """Numbers that a thread needs for bidirectional attention to a text."""

@@ -24,13 +24,14 @@ import weights_map
 from minhub_py import from_pretrained, generate, llama_from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints import gguf as reading
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
-from minhub_py.checkpoints.gguf_header import BLOCK_TYPES, FLOAT_TYPES, read_header
+from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.quantize import Quantized, QuantizedExperts, kind_of
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.mixture import Mixture
+from weights_map.blocks import TYPES
 
 
 def rope_factors(model: Any) -> dict[str, torch.Tensor]:
@@ -93,7 +94,7 @@ def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path:
     assert torch.equal(half.state_dict()[key], tensor.bfloat16())
 
 
-@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *BLOCK_TYPES])
+@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *TYPES])
 def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_path: Path) -> None:
     """Uses more blocks than one chunk."""
     block, _ = gguf.GGML_QUANT_SIZES[Type[kind]]
@@ -183,9 +184,9 @@ def test_command_reports_the_default_quantization_of_a_gguf_file(file: Path) -> 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "expected"), [("F16", None), ("IQ4_NL", "int8")])
-def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, expected: str | None, tmp_path: Path) -> None:
-    """Floats stay floats; block types without kernels become int8."""
+@pytest.mark.parametrize(("kind", "expected"), [("F16", None), ("IQ4_NL", "IQ4_NL"), ("MXFP4", "MXFP4")])
+def test_quantize_auto_keeps_floats_and_blocks(kind: str, expected: str | None, tmp_path: Path) -> None:
+    """Floats stay floats, and a file of floats can have some blocks."""
     model = reference("llama")
     if kind == "F16":
         file = write(tmp_path / "model.gguf", model, kind)
@@ -195,7 +196,7 @@ def test_quantize_auto_converts_unsupported_types_to_int8(kind: str, expected: s
     ours = from_pretrained(file, device="cpu")
     assert kind_of(ours) == expected
     floats = from_pretrained(file, device="cpu", quantize="none")
-    assert (ours(IDS) - floats(IDS)).abs().max() < 0.02 * floats(IDS).abs().max()
+    assert torch.equal(ours(IDS), floats(IDS))
     assert generate(ours, [[1, 2, 3]], 4, temperature=0)
 
 

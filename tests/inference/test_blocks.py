@@ -18,6 +18,7 @@ from minhub_py.inference.quantize import Quantized, kind_of
 from weights_map.blocks import TYPES, unpack_rows
 
 TOLERANCE = 2e-5  # as in decoders.py
+ROUNDED = 1e-3  # blocks of 256, whose activations are quantized to 15 bits
 
 
 def in_floats(model: Any) -> Any:
@@ -46,9 +47,10 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     expected = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
     assert torch.equal(model(torch.tensor([ids]))[0], expected)
     runner = NativeRunner(model)
+    tolerance = ROUNDED if TYPES[kind].size == 256 else TOLERANCE
     for sizes in ([1], [64], [3, 5, 2, 7]):
         actual = read(model, ids, sizes)
-        assert (actual - expected).abs().max() <= TOLERANCE * expected.abs().max()
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
     # Rows of the embedding are the weights to the last bit.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
     assert embed.weight.dtype == BLOCKS[kind]

@@ -194,12 +194,20 @@ ARCHITECTURES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+PRECISIONS = {
+    **{dtype: ["--dtype", dtype] for dtype in ("float32", "bfloat16", "float16")},
+    **{kind: ["--quantize", kind] for kind in ("int8", "nf4")},
+}
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_row_differs_for_any_batch_size_and_number_of_threads(tmp_path: Path, architecture: str, dtype: str) -> None:
-    """200 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2 threads."""
+def test_no_row_differs_for_any_batch_size_and_number_of_threads(
+    tmp_path: Path, architecture: str, precision: str
+) -> None:
+    """300 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2 threads."""
     torch.manual_seed(0)
     text = TEXT.read_text(encoding="utf-8")
     tokenizer = train_byte_level_bpe([text], 600)
@@ -209,7 +217,7 @@ def test_no_row_differs_for_any_batch_size_and_number_of_threads(tmp_path: Path,
     folder, manifest = tmp_path / "model", tmp_path / "job.json"
     save_pretrained(network, folder, tokenizer)
     draw, words = random.Random(0), text.split()
-    lengths = [min(int(draw.expovariate(1 / 30)), 300) for _ in range(200)]
+    lengths = [min(int(draw.expovariate(1 / 30)), 300) for _ in range(300)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
     texts = [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
     file = write_csv(tmp_path / "in.csv", texts)
@@ -217,10 +225,10 @@ def test_no_row_differs_for_any_batch_size_and_number_of_threads(tmp_path: Path,
     del tasks["embed"]
     for task, options in tasks.items():
         out = tmp_path / f"{task}.jsonl"
-        done(task, folder, file, *options, "--dtype", dtype, "--out", out, "--manifest", manifest)
+        done(task, folder, file, *options, *PRECISIONS[precision], "--out", out, "--manifest", manifest)
         result = replay(manifest, variants=list(itertools.product((1, 13, 256), (1, 2))))
         if result.guarantee == "bitwise":
             assert result.identical, str(result)
         else:  # PyTorch's bfloat16 products on processors with AMX
-            assert dtype == "bfloat16"
+            assert precision == "bfloat16"
             assert max(run.largest for run in result.runs) < 1

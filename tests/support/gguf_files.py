@@ -146,6 +146,9 @@ def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.nda
     """Random blocks of a type, with scales that are small numbers, of about `scale`."""
     _, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     data = np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
+    if kind == "MXFP4":  # its scale is an exponent
+        data[:, 0] = 127 + np.round(np.log2(scale)) + np.random.default_rng(seed).integers(-1, 2, count)
+        return data
     # Where each type has its float16 numbers.
     places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
               "Q5_1": (0, 2)}.get(kind, (0,))  # fmt: skip

@@ -1,4 +1,4 @@
-/* Quantized weight formats: MXFP4, GGUF's blocks, and NF4. GGUF's blocks are defined in
+/* Quantized weight formats: MXFP4, GGUF's blocks of 32, and NF4. GGUF's blocks are defined in
  * ggml/src/ggml-common.h; nothing in them is aligned. */
 
 /* LANES weights of an MXFP4 block (32 weights in 16 bytes), from index k: even weights, the low halves of the bytes, come
@@ -52,6 +52,22 @@ INLINE vec nibbles(bits codes, vec scale, vec offset) {
 #endif
 }
 
+static const float iq4_floats[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const float mxfp4_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.f, -1, -2, -3, -4, -6, -8, -12};
+
+/* The value of the lowest four bits of each lane. */
+INLINE vec look_up(bits codes, const float *values) {
+#if LANES == 16
+    return (vec)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(values));
+#elif LANES == 8
+    return (vec)_mm256_i32gather_ps(values, (__m256i)(codes & 15), 4);
+#else
+    vec result;
+    for (int lane = 0; lane < LANES; lane++) result[lane] = values[codes[lane] & 15];
+    return result;
+#endif
+}
+
 /* Weights k to k + 31 of a row: each is its code times a scale, plus an offset. Both products are exact, so the sum is
  * rounded identically if the compiler fuses either product with it. */
 INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *weights) {
@@ -60,31 +76,12 @@ INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *w
         const vec scale = broadcast_half(block);
         UNROLL for (int part = 0; part < 32; part += LANES)
             weights[part / LANES] = load_int8((const int8_t *)block + 2 + part) * scale;
-    } else if (dtype == Q6_K) { /* lower four bits of 256, upper two bits, 16 signed scales, their scale */
-        const uint8_t *block = row + k / 256 * 210, *scales = block + 192 + k % 256 / 16;
-        const uint8_t *low = block + k % 256 / 128 * 64 + k % 64, *high = block + 128 + k % 256 / 128 * 32;
-        const uint32_t quarter = k % 128 / 32;
-        const vec block_scale = broadcast_half(block + 208);
+    } else if (dtype == IQ4_NL || dtype == MXFP4_BLOCK) { /* scale, or half of it as an exponent; codes as in Q4_0 */
+        const uint8_t *block = row + k / 32 * (dtype == IQ4_NL ? 18 : 17), *low = block + (dtype == IQ4_NL ? 2 : 1);
+        const vec scale = dtype == IQ4_NL ? broadcast_half(block) : (vec){0} + (*block ? power_of_two(*block - 1) : 0x1p-128f);
         UNROLL for (int part = 0; part < 32; part += LANES) {
-            const bits codes = (load_bytes(low + part) >> (quarter / 2 * 4) & 15) |
-                               (load_bytes(high + part) >> (quarter * 2) & 3) << 4;
-            weights[part / LANES] = to_float(codes - 32) * (block_scale * (float)(int8_t)scales[part / 16]);
-        }
-    } else if (dtype == Q4_K || dtype == Q5_K) { /* scale and offset of the groups' 6-bit scales and offsets; codes */
-        const uint8_t *block = row + k / 256 * (dtype == Q4_K ? 144 : 176), *packed = block + 4;
-        const uint32_t group = k % 256 / 32;
-        const int factor = group < 4 ? packed[group] & 63 : (packed[group + 4] & 15) | packed[group - 4] >> 6 << 4;
-        const int minimum = group < 4 ? packed[group + 4] & 63 : packed[group + 4] >> 4 | packed[group] >> 6 << 4;
-        const vec scale = broadcast_half(block) * (float)factor, offset = broadcast_half(block + 2) * -(float)minimum;
-        const uint8_t *low = block + (dtype == Q4_K ? 16 : 48) + group / 2 * 32;
-        UNROLL for (int part = 0; part < 32; part += LANES) {
-            const bits codes = load_bytes(low + part) >> (group % 2 * 4);
-            if (dtype == Q4_K) {
-                weights[part / LANES] = nibbles(codes, scale, offset);
-            } else {
-                const bits fifth = (load_bytes(block + 16 + part) >> group & 1) << 4;
-                weights[part / LANES] = to_float((codes & 15) | fifth) * scale + offset;
-            }
+            const bits codes = load_bytes(low + part % 16) >> (uint32_t)(part / 16 * 4);
+            weights[part / LANES] = look_up(codes, dtype == IQ4_NL ? iq4_floats : mxfp4_doubled) * scale;
         }
     } else { /* scale, offset if the type ends in 1, fifth bits, codes: 16 low halves of bytes, 16 high halves */
         const int has_offset = dtype == Q4_1 || dtype == Q5_1, five = dtype == Q5_0 || dtype == Q5_1;
@@ -158,32 +155,4 @@ INLINE_FORMAT shorts unpack_nf4(const nf4_unit *unit, int k) {
     for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = nf4[codes[lane] >> 4 * part & 15] * scale;
     return result;
 #endif
-}
-
-/* A row of a matrix in any format, as floats. */
-static void unpack_row(const matrix *w, int64_t row, float *out) {
-    const uint8_t *data = (const uint8_t *)w->data + row * w->stride;
-    const float *scales = w->scales;
-    if (w->dtype >= Q8_0) {
-        for (int64_t k = 0; k < w->columns; k += 32) {
-            vec weights[32 / LANES];
-            unpack_block(data, k, w->dtype, weights);
-            memcpy(out + k, weights, sizeof weights);
-        }
-        return;
-    }
-    for (int64_t k = 0; w->dtype == NF4 && k < w->columns; k += 128) {
-        const nf4_unit unit = load_nf4(data + k / 128 * NF4_UNIT);
-        UNROLL for (int part = 0; part < 128; part += 2 * LANES) {
-            const shorts weights = unpack_nf4(&unit, part);
-            for (int64_t i = 0; i < 2 * LANES && k + part + i < w->columns; i++)
-                out[k + part + i] = weights[i] * scales[row];
-        }
-    }
-    for (int64_t k = 0; w->dtype != NF4 && k < w->columns; k += LANES) {
-        int64_t n = w->columns - k < LANES ? w->columns - k : LANES;
-        vec value = load_up_to(data, k, n, w->dtype);
-        if (w->dtype == INT8) value *= scales[row];
-        store_up_to(out + k, value, n);
-    }
 }

@@ -32,9 +32,10 @@
 #define IN_REGISTERS
 #endif
 
-/* Weight formats. Q8_0 and later are GGUF's block formats. ANY_BLOCK is for the compiler: a block format that is known
- * only at run time. */
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, ANY_BLOCK };
+/* Weight formats. Q8_0 and later are GGUF's block formats, of 32 weights and from Q2_K on of 256. MXFP4_BLOCK: MXFP4 in
+ * GGUF's order. ANY_BLOCK is for the compiler: a format with 32 weights that is known only at run time. */
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4_BLOCK, ANY_BLOCK,
+       Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS };
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
@@ -137,7 +138,7 @@ typedef struct {
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
     float *x, *h, *g, *saved, *inputs; /* buffers (tokens, width); inputs: of LAYER_INPUTS */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
-    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width + BF16_PADDING) 16-bit numbers */
+    float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width * 5 / 4 + BF16_PADDING) 16-bit numbers */
     int64_t width;        /* a multiple of 128, at least the width of the widest operation */
     float *scratch;       /* (threads, scratch_width) */
     int64_t scratch_width;
@@ -148,7 +149,7 @@ typedef struct {
     const matrix *weight;
     int64_t begin, end;
     const float *inputs;        /* (tokens, input_stride), or: */
-    const int16_t *codes;       /* (tokens, input_stride): quantized activations, or bfloat16 */
+    const int16_t *codes;       /* (tokens, input_stride): quantized activations (also k_input), or bfloat16 */
     int64_t input_stride;
     const float *input_scales;  /* of each token's codes */
     float *outputs;
@@ -156,6 +157,12 @@ typedef struct {
     int64_t tokens;
     float *workspace;           /* PANEL floats, and LANES floats for each token and output of a panel */
 } product;
+
+typedef struct { /* 256 quantized activations for weights in blocks of 256: input = scale * code */
+    int16_t codes[256];
+    int32_t sums[16]; /* of 16 codes each */
+    float scale, padding[15];
+} k_input;
 
 typedef struct { /* the cached keys and values of one sequence and KV head */
     const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
@@ -197,13 +204,15 @@ typedef void linear_kernel(const product *p);
 
 /* The kernels in use. `choose` fills the table level by level: each level replaces the kernels that it accelerates. */
 typedef struct {
-    linear_kernel *linear;       /* float inputs, any format except INT8 and NF4 */
+    linear_kernel *linear;       /* float inputs, any format except INT8, NF4 and blocks of 256 */
     linear_kernel *linear_int8, *linear_nf4; /* quantized activations with 16 bits (15 for NF4) */
+    linear_kernel *linear_k;     /* blocks of 256: quantized activations with 15 bits */
     linear_kernel *linear_bytes; /* quantized activations with 8 bits, from 32 outputs on; or NULL */
     linear_kernel *linear_bf16;  /* bfloat16 inputs and weights; or NULL: bfloat16 weights take float inputs */
     linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX); or NULL */
     void (*quantize_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
+    void (*quantize_blocks)(const float *, int64_t, k_input *);
     void (*to_bf16)(const float *, int64_t, int64_t, int16_t *);
     void (*split_codes)(const int16_t *, int64_t, uint8_t *);
     void (*add_bias_activate)(float *, const float *, int64_t, int);
@@ -241,6 +250,9 @@ static const int8_t nf4[16] = {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -1
 static const float mxfp4[16] = {
     0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f,
 };
+
+/* The levels of IQ4_NL and IQ4_XS. */
+static const int8_t iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

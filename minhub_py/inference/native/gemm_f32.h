@@ -241,7 +241,7 @@ INLINE int64_t gemm_f32(const product *p, int dtype) {
     return count;
 }
 
-/* A product with float inputs and weights in any format except INT8 and NF4. */
+/* A product with float inputs and weights in any format except INT8, NF4 and blocks of 256. */
 static void linear(const product *p) {
     int64_t done = 0;
     if (p->weight->by_columns) {

@@ -141,7 +141,7 @@ INLINE void gemv_columns(const product *p, int dtype, int wide) {
         }
 }
 
-/* Weights in GGUF's blocks. A single token, where speed matters most, has code for each format. */
+/* Weights in GGUF's blocks of 32. A single token, where speed matters most, has code for each format. */
 static void gemv_blocks(const product *p) {
     product rest = *p;
 #if LANES > 4 || NEON
@@ -156,9 +156,8 @@ static void gemv_blocks(const product *p) {
         case Q4_1: dot_rows(w, n, in, 0, to, 0, 4, 1, Q4_1); break;
         case Q5_0: dot_rows(w, n, in, 0, to, 0, 4, 1, Q5_0); break;
         case Q5_1: dot_rows(w, n, in, 0, to, 0, 4, 1, Q5_1); break;
-        case Q4_K: dot_rows(w, n, in, 0, to, 0, 4, 1, Q4_K); break;
-        case Q5_K: dot_rows(w, n, in, 0, to, 0, 4, 1, Q5_K); break;
-        default: dot_rows(w, n, in, 0, to, 0, 4, 1, Q6_K);
+        case IQ4_NL: dot_rows(w, n, in, 0, to, 0, 4, 1, IQ4_NL); break;
+        default: dot_rows(w, n, in, 0, to, 0, 4, 1, MXFP4_BLOCK);
         }
     }
 #endif

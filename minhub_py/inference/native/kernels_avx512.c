@@ -13,6 +13,7 @@
 #define LANES 16
 #include "simd.h"
 #include "blocks.h"
+#include "k_quants.h"
 #include "rows.h"
 #include "gemv.h"
 #include "gemm_f32.h"

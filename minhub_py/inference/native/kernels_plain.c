@@ -3,10 +3,12 @@
 #define LANES 4
 #include "simd.h"
 #include "blocks.h"
+#include "k_quants.h"
 #include "rows.h"
 #include "gemv.h"
 #include "gemm_f32.h"
 #include "gemm_int.h"
+#include "gemm_k.h"
 #include "pointwise.h"
 #include "attention.h"
 #include "attention_text.h"
@@ -16,6 +18,8 @@ void use_plain(kernel_table *table) {
     table->unpack_row = unpack_row;
     table->linear_int8 = linear_int8;
     table->linear_nf4 = linear_nf4;
+    table->linear_k = linear_k;
+    table->quantize_blocks = quantize_blocks;
     table->quantize_inputs = quantize_inputs;
     table->quantize_groups = quantize_groups;
     table->add_bias_activate = add_bias_activate;

@@ -13,8 +13,10 @@
 #define LANES 16
 #include "simd.h"
 #include "blocks.h"
+#include "k_quants.h"
 #include "rows.h"
 #include "gemm_int.h"
+#include "gemm_k.h"
 #include "gemm_bytes.h"
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -23,6 +25,8 @@
 void use_vnni(kernel_table *table) {
     table->linear_int8 = linear_int8;
     table->linear_nf4 = linear_nf4;
+    table->linear_k = linear_k;
+    table->quantize_blocks = quantize_blocks;
     table->quantize_inputs = quantize_inputs;
     table->quantize_groups = quantize_groups;
     table->linear_bytes = linear_bytes;

@@ -2,6 +2,7 @@
  *
  * Decoding reads every weight once per token, so memory sets its speed. native_runner.py passes the model as a list of
  * operations with pointers to PyTorch's weights. Arithmetic is float32, except for products with INT8 and NF4 weights
+ * and blocks of 256
  * (integers), and with bfloat16 weights (except experts), keys and values where the processor multiplies bfloat16. */
 
 #include "decoder.h"
@@ -36,22 +37,29 @@ static int16_t *codes(const call *c) {
     return (int16_t *)(c->codes + MAX_CHOICES); /* after the scales of the tokens */
 }
 
+/* The size of the codes of a token, in numbers of 16 bits. */
+static int64_t padded_size(const matrix *w) {
+    if (w->dtype >= Q2_K) return w->columns / 256 * (int64_t)(sizeof(k_input) / 2);
+    return (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
+}
+
+/* Converts the inputs of a token to codes. as_bytes: for `linear_bytes`. */
+static void convert(const matrix *w, const float *in, int64_t padded, int as_bytes, int16_t *to, float *scale) {
+    if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, (k_input *)to);
+    else if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
+    else if (w->int8_inputs) kernels.quantize_groups(in, w->columns, padded, as_bytes, to, scale);
+    else kernels.quantize_inputs(in, w->columns, padded, w->dtype, to, scale);
+}
+
 /* Converts the inputs of 16 tokens to codes. */
 static void convert_chunk(void *context, int64_t chunk, int thread) {
     const task *t = context;
-    const matrix *w = &t->op->weight;
     const int64_t padded = t->padded, first = 16 * chunk, count = min64(t->tokens - first, 16);
     const int tiled = t->kernel == kernels.linear_tiles;
     int16_t *rows = tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
-    for (int64_t m = first; m < first + count; m++) {
-        const float *in = t->in + m * t->c->width;
-        int16_t *to = rows + (m - first) * padded;
-        float *scale = t->c->codes + m;
-        if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
-        else if (w->int8_inputs)
-            kernels.quantize_groups(in, w->columns, padded, t->kernel == kernels.linear_bytes, to, scale);
-        else kernels.quantize_inputs(in, w->columns, padded, w->dtype, to, scale);
-    }
+    for (int64_t m = first; m < first + count; m++)
+        convert(&t->op->weight, t->in + m * t->c->width, padded, t->kernel == kernels.linear_bytes,
+                rows + (m - first) * padded, t->c->codes + m);
     for (int64_t k = 0; tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
             kernels.split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
@@ -108,6 +116,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
 static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     const int int8 = w->dtype == INT8;
     if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
+    if (w->dtype >= Q2_K) return kernels.linear_k;
     if (!int8 && w->dtype != NF4) return kernels.linear;
     /* Tiles need 16 rows, and their 32 bits hold the sums of 2^15 products of 255 * 255. */
     if (kernels.linear_tiles && w->rows >= 16 && w->columns <= 1 << 15 &&
@@ -139,7 +148,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
     if (kernel != kernels.linear) {
-        t.padded = (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
+        t.padded = padded_size(w);
         parallel((tokens + 15) / 16, convert_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);
@@ -476,12 +485,8 @@ typedef struct { /* shared by the chunks of EXPERTS and COMBINE */
 static void convert_choices(void *context, int64_t chunk, int thread) {
     const expert_task *t = context;
     const matrix *w = &t->op->weight;
-    for (int64_t i = 16 * chunk; i < min64(16 * chunk + 16, t->choices->count); i++) {
-        const float *in = t->in + i * w->columns;
-        int16_t *to = codes(t->c) + i * t->padded;
-        if (w->int8_inputs) kernels.quantize_groups(in, w->columns, t->padded, 0, to, t->c->codes + i);
-        else kernels.quantize_inputs(in, w->columns, t->padded, w->dtype, to, t->c->codes + i);
-    }
+    for (int64_t i = 16 * chunk; i < min64(16 * chunk + 16, t->choices->count); i++)
+        convert(w, t->in + i * w->columns, t->padded, 0, codes(t->c) + i * t->padded, t->c->codes + i);
 }
 
 /* A part of the outputs of one expert, for all of its choices. */
@@ -531,9 +536,10 @@ static void experts(const operation *op, const call *c, const choices *selected,
     /* No chunk is larger than the space for its sums. */
     const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
-    t.kernel = w->dtype == INT8 ? kernels.linear_int8 : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
+    t.kernel = w->dtype >= Q2_K ? kernels.linear_k : w->dtype == INT8 ? kernels.linear_int8
+             : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
     if (t.kernel != kernels.linear) {
-        t.padded = (w->columns + 127) / 128 * 128;
+        t.padded = padded_size(w);
         parallel((selected->count + 15) / 16, convert_choices, &t, alone);
     }
     parallel(selected->experts * parts, experts_chunk, &t, alone);

@@ -105,7 +105,7 @@ na_as_empty <- function(x) {
   x
 }
 
-# Texts, of which some may be NA, or token IDs.
+# Texts, including NA, or token IDs.
 texts_with_missing <- function(x, what = "texts") {
   missing <- if (is.character(x) || is.factor(x) || is.logical(x)) is.na(x) else FALSE
   x <- texts_or_ids(na_as_empty(x), what)

@@ -20,9 +20,9 @@
 #' @param context The maximum number of tokens of a prompt and its reply. By
 #'   default, the context of the model, at most 4096.
 #' @param api_key A key that clients must send. `NULL`: no key is required.
-#' @param cache_dir A folder in which the server also stores the prefix cache, so
-#'   that beginnings of prompts are not computed again after a restart. Replies do
-#'   not change. `NULL`: only in memory.
+#' @param cache_dir A folder for the prefix cache, so that beginnings of prompts are
+#'   not computed again after a restart. Replies do not change. `NULL`: the cache is
+#'   in memory only.
 #' @param cache_size The maximum size of `cache_dir` in bytes. The least recently
 #'   used files are deleted.
 #' @param tokenizer A tokenizer, see [tokenizer_from_pretrained()]. By default,
