@@ -64,7 +64,7 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000; --from: by --epochs]"),
     click.option("--batch", type=POSITIVE, help="Sequences per step, over all processes.  [default: 32; --from: 8]"),
     click.option("--accumulate", type=POSITIVE,
-                 help="Split each batch into this number of parts, to reduce memory.  [default: 1; --from: by free memory]"),
+                 help="Split each batch into this number of parts, to reduce memory.  [default: 1; --from: by memory]"),
     click.option("--learning-rate", type=float,
                  help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these; --lora: 0.0005]"),
     click.option("--warm-up", type=click.IntRange(min=0), help="Warm-up steps to the peak.  [default: 100]"),
