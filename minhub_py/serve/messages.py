@@ -14,6 +14,7 @@ from minhub_py.chat.templates import REASONING_FIELDS
 from minhub_py.chat.tools import schemas_of
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import Fields, check_string, invalid
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
@@ -47,6 +48,14 @@ class ChatInput:
         """The schemas of the tools that the reply can call."""
         schemas = schemas_of(self.tools)
         return {name: schemas[name] for name in self.allowed}
+
+
+def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
+    """The conversation of a request of the OpenAI API, without its tool choice."""
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat.variables = parse_variables(fields)
+    set_effort(chat, served, fields.get("reasoning_effort"))
+    return chat
 
 
 async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:

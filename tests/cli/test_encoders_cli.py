@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +37,18 @@ from minhub_py.cli.main import main
 TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_sentences(tmp_path_factory.mktemp("sentences")))
+def checkpoint(write: Callable[[Path], Path]) -> Any:
+    """A fixture: the folder of a model that `write` writes."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+        return str(write(tmp_path_factory.mktemp("model")))
+
+    return folder
 
 
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_cross_encoder(tmp_path_factory.mktemp("cross")))
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_classifier(tmp_path_factory.mktemp("classifier")))
-
-
-@pytest.fixture(scope="module")
-def entailment(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_entailment_model(tmp_path_factory.mktemp("nli")))
-
-
-@pytest.fixture(scope="module")
-def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_masked_lm(tmp_path_factory.mktemp("masked")))
+sentences, cross_encoder, classifier = map(checkpoint, (write_sentences, write_cross_encoder, write_classifier))
+entailment, masked_lm = map(checkpoint, (write_entailment_model, write_masked_lm))
 
 
 def load(folder: str) -> tuple[Any, Any]:
