@@ -37,7 +37,8 @@ from weights_map.gguf import GGUFArchitecture
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
 # Keys after "<architecture>." that do not change the result, and keys that are supported with one value only.
-IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type",
+                "rope.dimension_sections"}  # fmt: skip  # the last is for images
 REQUIRED_VALUES = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip

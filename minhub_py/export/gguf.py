@@ -89,7 +89,7 @@ def write_gguf(
         architecture.table,
         hub,
         "native",
-        SimpleNamespace(**{**vars(model.config), **config, **experts_of(model.config)}),
+        SimpleNamespace(**{**vars(model.config), **config, **sizes_of(model.config)}),
     )
     shapes = dict(names)
     is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
@@ -153,6 +153,8 @@ def effective(config: Any) -> dict[str, Any]:
     structure = getattr(config, "structure", None)
     if structure is None:
         settings = config.to_hub()
+        if hasattr(config, "delta_sizes"):  # without the settings of images
+            settings["rope_parameters"] = config.rope
         if hasattr(config, "inner_size"):  # files have the computed width only
             settings = {name: value for name, value in settings.items() if not name.startswith("block_")}
             settings["intermediate_size"] = config.inner_size
@@ -190,9 +192,9 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
 
 
-def experts_of(config: Any) -> dict[str, int]:
-    """The number of experts, which configs name differently."""
-    return {"num_experts": config.num_experts} if hasattr(config, "num_experts") else {}
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Sizes that tables use and that config.json names differently or lacks."""
+    return {name: getattr(config, name) for name in ("num_experts", "delta_sizes") if hasattr(config, name)}
 
 
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:

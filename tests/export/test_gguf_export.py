@@ -26,6 +26,7 @@ WRITTEN = (
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
     "qwen3_moe", "mixtral", "granitemoe", "bloom", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_text-experts",
+    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts",
 )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ REFUSED = {
     "llama-gelu": "has no setting for hidden_act",
     "gemma4_text-long-sharing": "shares the keys of a layer of sliding and the next",
     "gemma4_text-ropes": "proportional rotary embeddings in layers of full attention",
+    "qwen3_5_text": "keys and values of the same size only",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 
