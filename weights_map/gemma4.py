@@ -1,9 +1,19 @@
 """Weight table of the text model of Gemma 4. Norm weights are stored as they are, unlike those of Gemma 1 to 3."""
 
-from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.engine import Row, Table, drop, same, tie, unstack
 
 LAYER = "model.layers.{}"
 CACHING = "caching_layers"  # files also have the unused keys and values of later layers
+
+MATRICES = "layers.{}.experts.mixture.experts"
+EXPERTS = {
+    "pre_feedforward_layernorm_2.weight": "pre_norm.weight",
+    "router.scale": "mixture.router_norm.weight",
+    "router.proj.weight": "mixture.gate.weight",
+    "router.per_expert_scale": "mixture.factors",
+    "post_feedforward_layernorm_2.weight": "post_norm.weight",
+    "post_feedforward_layernorm_1.weight": "mlp_norm.weight",
+}
 
 
 def layer_row(name: str, optional: bool = False, layers: str | None = None) -> Row:
@@ -35,6 +45,14 @@ table = Table(
         layer_row("mlp.up_proj.weight"),
         layer_row("mlp.down_proj.weight"),
         layer_row("post_feedforward_layernorm.weight"),
+        # The config decides about experts and inputs of each layer.
+        *(
+            Row(f"{LAYER}.{hub}", f"layers.{{}}.experts.{native}", same, optional=True)
+            for hub, native in EXPERTS.items()
+        ),
+        Row(f"{LAYER}.experts.gate_up_proj", (f"{MATRICES}.gate_proj.{{}}", f"{MATRICES}.up_proj.{{}}"),
+            unstack("num_experts", 2), optional=True),
+        Row(f"{LAYER}.experts.down_proj", f"{MATRICES}.down_proj.{{}}", unstack("num_experts"), optional=True),
         layer_row("per_layer_input_gate.weight", optional=True),
         layer_row("per_layer_projection.weight", optional=True),
         layer_row("post_per_layer_input_norm.weight", optional=True),
@@ -45,4 +63,4 @@ table = Table(
         *(Row(f"model.{name}.*", (), drop) for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")),
     ),
     spellings=(("model.language_model.", "model."), ("model.", ""), ("", "model.")),
-)
+)  # fmt: skip

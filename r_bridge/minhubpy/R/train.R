@@ -150,7 +150,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
   if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   if (!is.null(lora)) {
-    settings$lora <- if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
+    settings$lora <- lora_settings(lora)
   }
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
   settings <- Filter(Negate(is.null), settings)
@@ -197,6 +197,11 @@ text_files <- function(text) {
   on.exit(close(file))
   writeLines(text, file, sep = if (length(text) == 1L) "" else "\n", useBytes = TRUE)
   list(paths = path, temporary = folder)
+}
+
+# The settings of an adapter, from its rank or from a list.
+lora_settings <- function(lora) {
+  if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
 }
 
 EXAMPLE_COLUMNS <- list("messages", c("prompt", "completion"), c("chosen", "rejected"), c("text", "label"), "text")
