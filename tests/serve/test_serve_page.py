@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from chat_models import chat_tokenizer, write_dialogpt
 from pages import CHROMIUM, MARKDOWN, messages, open_page, say, show
-from served_models import alone, served, wait
+from served_models import alone, served, serving, wait
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.serve.app import PAGE_POLICY
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
 
@@ -405,8 +402,7 @@ def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: 
 
 
 def test_the_page_requests_the_api_key(browser, main_model) -> None:
-    server = Server(Models([main_model]), key="secret")
-    with BackgroundServer(server, grace=0.2) as address:
+    with serving(main_model, key="secret") as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#error")
@@ -422,7 +418,7 @@ def test_dialogpt_generates_the_same_replies_on_the_page(browser, tmp_path: Path
     """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
     bot = write_dialogpt(tmp_path / "bot", chat_tokenizer())
     dialogpt = served("bot", bot, max_length=128)
-    with BackgroundServer(Server(Models([dialogpt])), grace=0.2) as address:
+    with serving(dialogpt) as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#model option", state="attached")
