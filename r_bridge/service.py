@@ -18,7 +18,7 @@ from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateD
 from r_bridge.spelling import use_r_spelling, with_r_names
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
-OPTIONAL_OBJECTS: dict[Any, type] = {Model | None: Model, Tokenizer | None: Tokenizer, Lens | None: Lens}
+OPTIONAL_OBJECTS: dict[Any, type] = {kind | None: kind for kind in (Model, Tokenizer, Lens, StateDict)}
 
 
 class Service:

@@ -32,6 +32,7 @@ _LIST: list[Callable[..., Any]] = [
     machine.hello, machine.nothing, machine.warm_up, machine.devices, machine.doctor,
     machine.require_extra,
     models.from_pretrained, models.adapter, models.from_config, models.fresh, models.save_pretrained,
+    models.new_adapter, models.adapter_weights, models.save_adapter,
     models.save_torchscript, models.forward, models.train, models.to, models.parameters, models.parameter,
     weights.check_state_dict, weights.new_state_dict, weights.add_weight, weights.prepare_state_dict,
     weights.load_state_dict,

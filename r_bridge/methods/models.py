@@ -7,7 +7,7 @@ import numpy as np
 
 from minhub_py.system.extras import require
 from r_bridge.arguments import character, id_rows, setting
-from r_bridge.objects import Model, Session, Tokenizer
+from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
 
 def from_pretrained(
@@ -153,6 +153,38 @@ def save_pretrained(session: Session, model: Model, folder: str, tokenizer: Toke
     from minhub_py.pretrained import save_pretrained as save
 
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
+
+
+def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, Any]:
+    """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
+    from minhub_py.adapters import attach
+    from minhub_py.inference.arguments import model_of
+    from minhub_py.training.adapter_run import adapter_config
+
+    base = model_of(model.module, "as_torch_module(lora =)")
+    config = adapter_config({name: setting(value) for name, value in dict(lora).items()})
+    view = attach.attach(base, attach.new_adapter(base, config, seed))
+    result = Model(view, model.folder, model.identifier, signature=model.signature)
+    return about(result, session.add(result)) | {"commit": None}
+
+
+def adapter_weights(session: Session, model: Model) -> list[str]:
+    """The names of the weights of a model's adapter."""
+    return character(name for name, _ in model.module.named_parameters() if ".factors." in name)
+
+
+def save_adapter(session: Session, model: Model, folder: str, weights: StateDict | None) -> None:
+    """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the model receives."""
+    import torch
+
+    from minhub_py.adapters.attach import save_adapter as save
+
+    if weights is not None:
+        named = dict(model.module.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights.tensors.items():
+                named[name].copy_(tensor)
+    save(model.module, folder)
 
 
 def save_torchscript(session: Session, model: Model, path: str) -> None:

@@ -83,7 +83,7 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
     return(with_labels(input, result))
   }
   content <- if (!is.null(codebook)) readLines(codebook, warn = FALSE)
-  label_texts("annotate", model, input, texts, settings, resume, content = content)
+  with_labels(input, ask_labels("annotate", model, texts, settings, resume, record = list(content = content)))
 }
 
 #' Measure the agreement of raters

@@ -97,16 +97,10 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     cat(printable(piece))
     utils::flush.console()
   }
-  settings <- list(
-    max_new_tokens = whole_number(max_new_tokens), temperature = as.double(number(temperature, min = 0, max = 1e6)),
-    top_k = optional(top_k, whole_number, what = "top_k", min = 1),
-    top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, max = 1))),
-    repetition_penalty = as.double(number(repetition_penalty, above = 0, max = 1e6)),
-    min_p = check_min_p(min_p), presence_penalty = check_penalty(presence_penalty),
-    frequency_penalty = check_penalty(frequency_penalty), logit_bias = check_bias(logit_bias),
-    eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
+  settings <- c(sampling_settings(environment()), list(
+    max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
-  )
+  ))
   draft <- optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
   seeds <- seeds(seed, length(prompts), temperature)
@@ -145,8 +139,6 @@ no_more_arguments <- function(...) {
   }
   fail("too many arguments: pass settings by name, such as max_new_tokens = 40")
 }
-
-PROMPTS_OF_PART <- 64L # prompts in each part of a long job, see in_parts()
 
 join_texts <- function(result, rows) {
   parts <- function(name) lapply(result, `[[`, name)
@@ -331,11 +323,7 @@ token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep =
     if (length(targets) != length(texts)) fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
-  job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- list("score", model = model, texts = texts[rows], targets = targets[rows])
-    do.call(ask, c(part, settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_in_parts("score", model, list(texts = texts, targets = targets), settings, resume, join = join_tokens)
   result$text <- text_of_row(result$text, labels)
   # The attribute contains the first token of each text, which has no row, for plot().
   structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
@@ -383,13 +371,22 @@ print.minhub_next_tokens <- function(x, ...) {
 #' @export
 print.minhub_token_logprobs <- print.minhub_next_tokens
 
-check_min_p <- function(x) optional(x, function(p) as.double(number(p, "min_p", min = 0, max = 1)))
+# Checks the sampling settings in a list or an environment.
+sampling_settings <- function(x) {
+  checked <- function(name, ...) optional(x[[name]], function(value) as.double(number(value, name, ...)))
+  required <- function(name, ...) as.double(number(x[[name]], name, ...))
+  list(
+    temperature = required("temperature", min = 0, max = 1e6), top_k = optional(x$top_k, whole_number, what = "top_k", min = 1),
+    top_p = checked("top_p", above = 0, max = 1), min_p = checked("min_p", min = 0, max = 1),
+    repetition_penalty = required("repetition_penalty", above = 0, max = 1e6),
+    presence_penalty = required("presence_penalty", min = -2, max = 2),
+    frequency_penalty = required("frequency_penalty", min = -2, max = 2), logit_bias = check_bias(x$logit_bias)
+  )
+}
 
-check_penalty <- function(x, what = deparse(substitute(x))) as.double(number(x, what, min = -2, max = 2))
-
-# The columns `id` and `bias` of a named vector, or NULL.
+# The columns `id` and `bias` of a named vector, or NULL. Checked settings remain unchanged.
 check_bias <- function(x) {
-  if (is.null(x)) return(NULL)
+  if (is.null(x) || identical(names(x), c("id", "bias"))) return(x)
   ids <- names(x)
   if (!is.numeric(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
     fail("logit_bias must be numbers named by token IDs, such as c(\"42\" = -100), not ", describe(x))

@@ -59,10 +59,8 @@ minimal_pairs <- function(model, pairs, by = NULL, bos = NULL, tokenizer = NULL,
     good <- read$sentence_good
     bad <- read$sentence_bad
   }
-  job <- list(call = "minimal_pairs", model = model, good = good, bad = bad, bos = bos, tokenizer = tokenizer)
-  result <- in_parts(seq_along(good), resume, job, function(rows, on_event) {
-    ask("pair_logprobs", model = model, good = good[rows], bad = bad[rows], bos = bos, tokenizer = tokenizer, on_event = on_event)
-  })
+  settings <- list(bos = bos, tokenizer = tokenizer)
+  result <- ask_in_parts("pair_logprobs", model, list(good = good, bad = bad), settings, resume, size = ROWS_OF_PART)
   pairs_of(data.frame(
     phenomenon = phenomenon, sentence_good = good, sentence_bad = bad, result, correct = result$difference > 0,
     stringsAsFactors = FALSE

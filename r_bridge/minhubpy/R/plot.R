@@ -97,6 +97,50 @@ draw_next_tokens <- function(shown, col) {
 
 #' @rdname plot.minhub
 #' @export
+plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
+  most <- whole_number(most, min = 1)
+  col <- check_color(col)
+  if (!nrow(x$tokens)) fail("the reply is empty: a plot needs at least one token")
+  draw_panels(main %||% "Probability of each token, and of alternatives", function(i) {
+    draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)
+  }, ...)
+  invisible(x)
+}
+
+# One row per token: a bar, the probability, and the most likely alternatives.
+draw_reply <- function(shown, top, of, col) {
+  n <- nrow(shown)
+  labels <- shorten(readable(shown), 16L)
+  values <- percent(shown$prob)
+  size <- text_size(labels, figure_width() * 0.3, (figure_height() - lines_high(4.5)) / max(n, 4L))
+  set_margins(left = text_width(labels, size) + 0.25, bottom = lines_high(2), right = 0.2)
+  # Widths in inches: at least two fifths for the bars, then the values, then as many alternatives as fit.
+  width <- graphics::par("pin")[[1L]]
+  after <- text_width(values, size, "") + 0.16
+  room <- 0.6 * width - after
+  for (count in 3:1) {
+    alternatives <- vapply(seq_len(n), function(i) format_alternatives(top[top$position == i & top$id != shown$id[[i]], ], count), "")
+    if (text_width(alternatives, 0.85 * size) <= room) break
+  }
+  small <- min(0.85 * size, size * max(room, 0.1) / max(text_width(alternatives, size), 0.01))
+  bar <- width - after - text_width(alternatives, small)
+  graphics::plot.window(c(0, width / bar), c(max(n, 4L) + 0.5, 0.5), xaxs = "i", yaxs = "i")
+  graphics::rect(0, seq_len(n) - 0.4, 1, seq_len(n) + 0.4, col = "grey95", border = NA)
+  graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
+  token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
+  graphics::text(1 + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
+  token_text(1 + graphics::xinch(after), seq_len(n), alternatives, adj = c(0, 0.5), cex = small, col = "grey40")
+  if (n < of) footer("the first ", grouped(n), " of ", grouped(of), " tokens")
+}
+
+format_alternatives <- function(tokens, count) {
+  tokens <- utils::head(tokens, count)
+  if (!nrow(tokens)) return("")
+  paste(shorten(readable(tokens), 12L), percent(tokens$prob), collapse = "   ")
+}
+
+#' @rdname plot.minhub
+#' @export
 plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", "text", "line"), most = NULL, main = NULL,
                               col = NULL, ...) {
   check_plotted(x, c("text", "position", "token", "id", "logprob"))

@@ -117,10 +117,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   settings$lags <- whole_number(lags)
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
   if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
-  result <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, on_event) {
-    part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("word_logprobs", model = model), part, settings, list(on_event = on_event)))
-  })
+  result <- ask_in_parts("word_logprobs", model, job, settings, resume, texts, size = ROWS_OF_PART)
   with_columns(x, result, job$words)
 }
 
@@ -156,10 +153,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
     fail("targets must have one value for each of ", length(job$contexts), " contexts, not ", length(job$targets))
   }
   settings <- word_settings(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise)
-  result <- in_parts(seq_along(job$targets), resume, c(model = list(model), job, settings), function(rows, on_event) {
-    part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("target_logprobs", model = model), part, settings, list(on_event = on_event)))
-  })
+  result <- ask_in_parts("target_logprobs", model, job, settings, resume, size = ROWS_OF_PART)
   with_columns(input, result, names(targets)) # with the targets as names, a difference would have the names of one side
 }
 

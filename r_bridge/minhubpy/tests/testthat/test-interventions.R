@@ -65,6 +65,7 @@ test_that("directions, patching, attribution and scores are data frames", {
   scores <- head_scores(model, length = 10, samples = 1)
   expect_identical(nrow(scores), as.integer(config$n_layer * config$n_head))
   rollout <- attention_rollout(attention_weights(model, "To be"))
+  expect_refused(attention_rollout(rollout), "attention must be the result of attention_weights(), not a double")
   expect_equal(apply(rollout, 1:2, sum), matrix(1, config$n_layer, 5), ignore_attr = TRUE, tolerance = 1e-6)
 })
 

@@ -134,6 +134,7 @@ test_that("an interrupted job is resumed from its file, and a finished job is lo
 })
 
 test_that("a truncated file is repaired, and files of other jobs are unchanged", {
+  needs_python()
   by <- rep(seq_len(2500), each = 2)
   file <- tempfile(fileext = ".rds")
   seen <- 0L
@@ -158,6 +159,7 @@ test_that("a truncated file is repaired, and files of other jobs are unchanged",
 })
 
 test_that("embeddings, log-probabilities and generated texts are resumed from their files", {
+  needs_python()
   folder <- tempfile()
   small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = 1)
   save_pretrained(small, folder, tokenizer = a_tokenizer())
