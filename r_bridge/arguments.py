@@ -1,6 +1,7 @@
 """Arguments of methods from values of R, and results that R expects as vectors."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,14 @@ def json_data(value: Any) -> Any:
         case list():
             return [json_data(item) for item in value]
     return value
+
+
+def vector_values(value: Any) -> list[Any]:
+    """The values of a vector, with None for NA. Numbers are floats."""
+    if isinstance(value, list):
+        return value
+    numbers = np.ma.filled(np.ma.asarray(value, float), np.nan).tolist()
+    return [None if math.isnan(number) else number for number in numbers]
 
 
 def character(texts: Iterable[str | None]) -> Any:

@@ -21,7 +21,7 @@ Sources: Cohen (1960, 1968), Fleiss (1971), Krippendorff (2019), "Content Analys
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -54,9 +54,9 @@ class Agreement:
     raters: int
     units: int
     values: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    confusion: Array | None
-    f1: Array | None
+    intervals: dict[str, tuple[float, float]] = field(repr=False)
+    confusion: Array | None = field(repr=False)
+    f1: Array | None = field(repr=False)
 
     def __getattr__(self, name: str) -> float:
         """A statistic by its name, such as `alpha`."""

@@ -1,6 +1,9 @@
 """Tables as columns."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from minhub_py.system import html
 
@@ -17,3 +20,10 @@ class Columns(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return html.table(self)
+
+
+def label_columns(values: np.ndarray[Any, Any], names: Sequence[str]) -> Columns:
+    """The columns label, prob and `prob_NAME` for values (N, K). A row with NaN has no label."""
+    labels = [None if np.isnan(row).any() else names[int(row.argmax())] for row in values]
+    columns = {"label": labels, "prob": values.max(axis=1)}
+    return Columns(columns | {f"prob_{name}": values[:, number] for number, name in enumerate(names)})

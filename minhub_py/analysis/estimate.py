@@ -26,7 +26,7 @@ Sources
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,13 +57,13 @@ class Estimates:
 
     term: list[str]
     estimate: Array
-    covariance: Array
+    covariance: Array = field(repr=False)
     confidence: float
     method: str
     power: float
     texts: int
     coded: int
-    naive: "Estimates | None" = None
+    naive: "Estimates | None" = field(default=None, repr=False)
 
     @property
     def std_error(self) -> Array:

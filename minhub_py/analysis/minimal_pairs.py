@@ -21,7 +21,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
@@ -65,8 +65,14 @@ class MinimalPairs:
     accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower and upper (95 % interval).
     """
 
-    columns: Columns
+    columns: Columns = field(repr=False)
     accuracy: Columns
+
+    def __str__(self) -> str:
+        return str(self.accuracy)
+
+    def _repr_html_(self) -> str:
+        return self.accuracy._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Accuracies with intervals. path: a picture to write.    ValueError: matplotlib is missing."""

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.activations import rows_of_texts
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.lens import final
-from minhub_py.analysis.tokens import Text
+from minhub_py.analysis.tokens import Text, rows_of_texts
 from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.quantize import kind_of
 

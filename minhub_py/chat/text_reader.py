@@ -76,7 +76,7 @@ class TextReader:
             yield
 
     def _value(self) -> Steps:
-        """The text of a JSON value, of which only brackets and strings are checked. ValueError: it is not JSON."""
+        """The text of a JSON value. ValueError: it is not JSON; only brackets, strings and characters are checked."""
         yield from self._skip_spaces()
         start, closing, in_string = self.position, list[str](), False
         while char := (yield from self._peek()):

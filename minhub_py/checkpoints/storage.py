@@ -54,6 +54,12 @@ def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
     return content
 
 
+def read_settings(folder: Path, *names: str, limit: int | None = None) -> dict[str, Any]:
+    """The settings in JSON files of a folder, some of which may be missing; later files take precedence."""
+    paths = [folder / name for name in names]
+    return {key: value for path in paths if path.exists() for key, value in read_object(path, limit).items()}
+
+
 class Checkpoint(Mapping[str, Tensor]):
     """Settings and tensors of a folder. Tensors have their stored names and are loaded on access.
 
@@ -76,8 +82,7 @@ class Checkpoint(Mapping[str, Tensor]):
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """The content of generation_config.json; empty without this file."""
-        path = self.path / "generation_config.json"
-        return read_object(path, MAX_SETTINGS) if path.exists() else {}
+        return read_settings(self.path, "generation_config.json", limit=MAX_SETTINGS)
 
     @cached_property
     def files(self) -> list[Path]:

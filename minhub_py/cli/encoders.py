@@ -291,7 +291,7 @@ def read_texts(texts: Sequence[str], column: str) -> list[str]:
         return list(texts)
     rows: list[str] = []
     for path in expand_paths(texts):
-        scan(path, column)
+        scan(path, [("column", column)])
         rows += [text for text in read_texts(path, column) if text]
     if not rows:
         raise ValueError(f"{texts[0]} has no texts in column {column}")

@@ -60,6 +60,7 @@ from minhub_py.models.steps import (
     Add,
     AddPositions,
     AddSinusoids,
+    AddToSaved,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -213,6 +214,8 @@ class Writer:
                 self.lines.append("x = h")
             case SaveResidual():
                 self.lines.append("saved = x")
+            case AddToSaved():
+                self.lines.append(f"x = saved + {self.normed('x', step.norm)}")
             case LoadResidual():
                 self.lines.append("h = x")
             case Norm():
@@ -476,10 +479,15 @@ class Writer:
 
     def experts(self, step: Experts) -> None:
         rule = step.routing
-        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}"
+        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}, "
+        settings += self.path(step.factors)
         router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
         self.lines.append("tokens = h.flatten(0, 1)")
-        self.lines.append(f"weights, chosen = route(tokens, {router}, {settings})")
+        routed = "tokens"
+        if step.router_norm is not None:
+            routed = f"({self.normed('x', step.router_norm)} * x.size(2) ** -0.5).flatten(0, 1)"
+        self.lines.append(f"weights, chosen = route({routed}, {router}, {settings})")
+        before = "" if step.replaces else "x + "
         if isinstance(step.down, ExpertMatrices):
             for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
                 self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
@@ -489,12 +497,12 @@ class Writer:
             gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
             self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
             self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
-            self.lines.append("x = x + y.view_as(h)")
+            self.lines.append(f"x = {before}y.view_as(h)")
         else:
             parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
             names = ", ".join(map(self.path, parameters))
             self.lines.append(
-                f"x = x + experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+                f"x = {before}experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
             )
 
     def cache_encoder(self, step: CacheEncoder) -> None:

@@ -13,6 +13,7 @@ replies.py         complete replies
 streaming.py       complete and streamed responses
 
 catalog.py         loads and unloads models
+loading.py         engines for loaded models; models in the local cache
 models.py          a loaded model: tokenization, grammars
 engine_thread.py   base of the engines: a thread with a queue of requests
 engine.py          continuous batching of requests in one thread per model

@@ -16,11 +16,11 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.generation import Generation
-from minhub_py.serve.messages import ChatInput, choose_tools, parse_messages, parse_tools, set_effort, start_reply
+from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_tools, start_reply
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream, parse_variables
+from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.version import __version__
@@ -68,12 +68,11 @@ async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("audio")
-    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat = parse_chat(fields, served)
     legacy = choose(chat, fields)
     settings = parse_settings(fields, served)
     chat.schema = parse_schema(fields, "response_format")
-    chat.variables = parse_variables(fields) | {"continue_final_message": fields.boolean("continue_final_message")}
-    set_effort(chat, served, fields.get("reasoning_effort"))
+    chat.variables |= {"continue_final_message": fields.boolean("continue_final_message")}
     chat.separate_reasoning = fields.get("reasoning_format") != "none"
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)

@@ -15,7 +15,6 @@ from minhub_py.adapters.attach import attach, new_adapter, save_adapter
 from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig
 from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
 from minhub_py.checkpoints.storage import open_safetensors
-from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting, unknown
 from minhub_py.training.errors import read_object, reading
@@ -50,12 +49,9 @@ def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
 
 def adapted_model(
     base: LanguageModel, lora: Mapping[str, Any], newest: Path | None, *, start: str | None, revision: str | None,
-    seed: int, dtype: str = "float32",
+    seed: int,
 ) -> LanguageModel:  # fmt: skip
-    """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained.
-
-    dtype: "bfloat16" stores the frozen matrices in it. Embeddings, norms and factors remain float32.
-    """
+    """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained."""
     if newest is not None:
         with reading(newest / WEIGHTS):
             adapter = read_adapter(newest, base)
@@ -63,9 +59,6 @@ def adapted_model(
         config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
         adapter = new_adapter(base, config, seed)
     base.requires_grad_(False)
-    for module in base.modules():
-        if dtype == "bfloat16" and isinstance(module, nn.Linear | QuantizedLinear):
-            module.bfloat16()
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame
-from r_bridge.methods.labels import plain
+from r_bridge.arguments import character, frame, vector_values
 from r_bridge.objects import Session
 
 # Settings that are lists, also with one value.
@@ -51,7 +50,7 @@ def run_job(
 
     path = Path(manifest)
     source, out = (path.with_name(f"{path.stem}-{name}.jsonl") for name in ("input", "output"))
-    columns = {name: plain(values) for name, values in dict(data).items()}
+    columns = {name: vector_values(values) for name, values in dict(data).items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not source.exists() or source.read_text(encoding="utf-8") != text:

@@ -1,11 +1,10 @@
 """Labels by a language model, agreement of raters, and estimates that human labels correct."""
 
-import math
 from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import character, frame
+from r_bridge.arguments import character, frame, vector_values
 from r_bridge.convert import Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
@@ -40,8 +39,8 @@ def label_agreement(
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
 
-    rows = [plain(values) for values in raters]
-    names = None if categories is None else plain(categories)
+    rows = [vector_values(values) for values in raters]
+    names = None if categories is None else vector_values(categories)
     settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
     result = agreement(*rows, confidence=confidence, seed=seed, **settings)
     return {
@@ -76,15 +75,6 @@ def corrected_estimate(
         "method": result.method, "power": float(result.power), "texts": result.texts, "coded": result.coded,
         "naive": None if naive is None else frame(naive.columns | {"term": naive.term}),
     }  # fmt: skip
-
-
-def plain(values: Any) -> list[Any]:
-    """A vector from R as a list with None for NA."""
-    if isinstance(values, list):
-        return values
-    return [
-        None if math.isnan(value) else value for value in np.ma.filled(np.ma.asarray(values, float), np.nan).tolist()
-    ]
 
 
 def spelled(value: Any) -> str:

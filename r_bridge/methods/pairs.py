@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.arguments import frame, scalar
+from r_bridge.arguments import frame, scalar, vector_values
 from r_bridge.convert import Frame
-from r_bridge.methods.labels import plain
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -57,5 +56,5 @@ def pair_accuracies(session: Session, phenomenon: Any, correct: Any) -> Frame:
     """The accuracy of each phenomenon with its interval."""
     from minhub_py.analysis.minimal_pairs import accuracies
 
-    columns = accuracies(list(phenomenon or []), plain(correct))
+    columns = accuracies(list(phenomenon or []), vector_values(correct))
     return frame(columns, "phenomenon", "n", "accuracy", "lower", "upper")

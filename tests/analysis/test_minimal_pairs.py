@@ -168,6 +168,11 @@ def test_the_command_prints_accuracies_and_writes_the_results_of_pairs(model, tm
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["logprob_good"] for row in rows] == expected.columns["logprob_good"].tolist()
     assert [row["correct"] for row in rows] == [int(value) for value in expected.columns["correct"]]
+    table = tmp_path / "pairs.csv"
+    table.write_text("a,b\nThe cats sleep.,The cats sleeps.\n")
+    for options, missing in (([], "--good"), (["--good", "a"], "--bad")):
+        failed = CliRunner().invoke(main, ["pairs", str(folder), str(table), *options])
+        assert f"set {missing} to one of its columns (a, b)" in failed.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(file).split()[:5] == ["PHENOMENON", "PAIRS", "ACCURACY", "LOWER", "UPPER"]
     items = json.loads(run(suite, "--json"))["items"]

@@ -9,14 +9,11 @@ import httpx2
 import ollama
 import pytest
 from scripted import Script, scripted_model
-from served_models import user
+from served_models import serving, user
 from tool_templates import SCHEMA, TOOLS
 
 from minhub_py.chat.tool_grammar import MAX_CALLS
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 NAMES = ("hermes", "named", "tags", "channels", "without tools")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
@@ -33,7 +30,7 @@ def scripted() -> Iterator[dict[str, tuple[ServedModel, Script]]]:
 
 @pytest.fixture(scope="module")
 def address(scripted: Any) -> Iterator[str]:
-    with BackgroundServer(Server(Models([served for served, _ in scripted.values()])), grace=0.2) as address:
+    with serving(*(served for served, _ in scripted.values())) as address:
         yield address
 
 
@@ -215,6 +212,9 @@ def test_responses_have_items(client: Any, script: Script) -> None:
         script.replies.append(f"{reply}\n{CALL}")
         cut = client.responses.create(**ask, max_output_tokens=max_output_tokens)
         assert (cut.status, [item.type for item in cut.output]) == ("incomplete", kinds)
+        script.replies.append(f"{reply}\n{CALL}")
+        *_, last = client.responses.create(**ask, max_output_tokens=max_output_tokens, stream=True)
+        assert (last.type, [item.type for item in last.response.output]) == ("response.incomplete", kinds)
     assert cut.output[-1].status == "completed"
     script.replies.append("Sunny.")
     history = [{"role": "user", "content": "?"}, *items, result]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from minhub_py.checkpoints.storage import read_object
+from minhub_py.checkpoints.storage import read_settings
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -34,7 +34,7 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
     with_space = {content(value) for value in special_values if isinstance(value, dict) and value.get("lstrip") is True}
     extra = settings.get("additional_special_tokens")
     special_values += extra if isinstance(extra, list) else []
-    added = read_object(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
+    added = read_settings(folder, "added_tokens.json")
     decoder = settings.get("added_tokens_decoder")
     for id, entry in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(entry, dict) and (name := content(entry)):

@@ -33,7 +33,7 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
-from minhub_py.checkpoints.storage import read_json, read_object
+from minhub_py.checkpoints.storage import read_json, read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     FAMILIES,
     family_of,
@@ -115,11 +115,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
     else:
-        settings: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (folder / name).exists():
-                settings |= read_object(folder / name)
-        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+        settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+        config = read_settings(folder, "config.json")
         family = family_of(path, settings.get("tokenizer_class"), config.get("model_type"))
         if family is not None:
             tokenizer = read_encoder(path, family, settings)

@@ -26,7 +26,7 @@
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
-#' `vignette("encoders")`, `vignette("labels")`, `vignette("finetuning")`,
+#' `vignette("encoders")`, `vignette("labels")`, `vignette("teach")`,
 #' `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
 #' with examples.
 #'
