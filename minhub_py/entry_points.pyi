@@ -1361,6 +1361,7 @@ def gpt2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPT2: ...
@@ -1381,6 +1382,7 @@ def gptneo_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTNeo: ...
@@ -1401,6 +1403,7 @@ def gptbigcode_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTBigCode: ...
@@ -1421,6 +1424,7 @@ def gptneox_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTNeoX: ...
@@ -1441,6 +1445,7 @@ def gptoss_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTOSS: ...
@@ -1461,6 +1466,7 @@ def gptj_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTJ: ...
@@ -1481,6 +1487,7 @@ def phi_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Phi: ...
@@ -1501,6 +1508,7 @@ def opt_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> OPT: ...
@@ -1521,6 +1529,7 @@ def lstm_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> LSTM: ...
@@ -1541,6 +1550,7 @@ def sinusoidal_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Sinusoidal: ...
@@ -1561,6 +1571,7 @@ def llama_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1581,6 +1592,7 @@ def mistral_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1601,6 +1613,7 @@ def ministral_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1621,6 +1634,7 @@ def qwen2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1641,6 +1655,7 @@ def qwen3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1661,6 +1676,7 @@ def gemma_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1681,6 +1697,7 @@ def gemma2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1701,6 +1718,7 @@ def gemma3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1721,6 +1739,7 @@ def gemma4_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma4: ...
@@ -1741,6 +1760,7 @@ def olmo2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Olmo2: ...
@@ -1761,6 +1781,7 @@ def olmo3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Olmo3: ...
@@ -1781,6 +1802,7 @@ def phi3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Phi3: ...
@@ -1801,6 +1823,7 @@ def smollm3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SmolLM3: ...
@@ -1821,6 +1844,7 @@ def granite_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Granite: ...
@@ -1841,6 +1865,7 @@ def granitehybrid_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GraniteHybrid: ...
@@ -1861,6 +1886,7 @@ def exaone4_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Exaone4: ...
@@ -1881,6 +1907,7 @@ def ernie45_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Ernie45: ...
@@ -1901,6 +1928,7 @@ def seedoss_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SeedOSS: ...
@@ -1921,6 +1949,7 @@ def internlm3_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> InternLM3: ...
@@ -1941,6 +1970,7 @@ def hunyuan_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Hunyuan: ...
@@ -1961,6 +1991,7 @@ def starcoder2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> StarCoder2: ...
@@ -1981,6 +2012,7 @@ def glm4_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GLM4: ...
@@ -2001,6 +2033,7 @@ def cohere_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Cohere: ...
@@ -2021,6 +2054,7 @@ def cohere2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Cohere2: ...
@@ -2041,6 +2075,7 @@ def stablelm_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> StableLM: ...
@@ -2061,6 +2096,7 @@ def bloom_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bloom: ...
@@ -2081,6 +2117,7 @@ def xglm_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> XGLM: ...
@@ -2101,6 +2138,7 @@ def qwen35_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2121,6 +2159,7 @@ def qwen35moe_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2141,6 +2180,7 @@ def qwen3next_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2161,6 +2201,7 @@ def mixtral_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2181,6 +2222,7 @@ def olmoe_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2201,6 +2243,7 @@ def qwen3moe_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2221,6 +2264,7 @@ def granitemoe_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2241,6 +2285,7 @@ def lfm2_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Lfm2: ...
@@ -2261,6 +2306,7 @@ def lfm2moe_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Lfm2: ...
@@ -2281,6 +2327,7 @@ def t5_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> T5: ...
@@ -2301,6 +2348,7 @@ def bert_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2321,6 +2369,7 @@ def roberta_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2341,6 +2390,7 @@ def xlmroberta_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2361,6 +2411,7 @@ def camembert_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2381,6 +2432,7 @@ def distilbert_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2401,6 +2453,7 @@ def electra_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2421,6 +2474,7 @@ def mpnet_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> MPNet: ...
@@ -2441,6 +2495,7 @@ def modernbert_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> ModernBert: ...

@@ -13,10 +13,11 @@ from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_file
+from minhub_py.fitting import describe, fit, same_values, with_stored_head
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe, fit, read_config, same_values, with_stored_head
+from minhub_py.pretrained import read_config
 from minhub_py.registry import Architecture
 from weights_map.mxfp4 import NAN_SCALE
 

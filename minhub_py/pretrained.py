@@ -3,6 +3,7 @@
 Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
 
+import inspect
 import json
 import os
 import warnings
@@ -16,32 +17,25 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import CONFIG as ADAPTER_CONFIG
-from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
-from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.loading import DEFAULT_ADAPTER, AdapterSource, adapter_folder, adapter_folders, load_adapters
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
-from minhub_py.checkpoints.storage import Checkpoint, read_object, write_checkpoint
-from minhub_py.config import build, changed, read
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect
+from minhub_py.fitting import check_architecture, describe, fit, with_values
 from minhub_py.inference.arguments import check_tokenizer, model_of
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
-from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import LayerInputs
-from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of, preset
+from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
-from weights_map.engine import Mapped, check_shapes
-
-AdapterSource = str | os.PathLike[str]
-ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-DEFAULT_ADAPTER = "default"  # name of an adapter that is loaded alone
+from weights_map.engine import Mapped
 
 
 def from_pretrained(
@@ -98,26 +92,28 @@ def from_pretrained(
         SIGBUS: replace files by renaming. As in PyTorch, forking after a computation with several threads may hang:
         use ``multiprocessing.get_context("spawn")``.
     """
-    access = {"token": token, "local_files_only": local_files_only}
-    return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, adapter=adapter)
+    return _from_pretrained(
+        identifier, revision, device=device, dtype=dtype, quantize=quantize, parallel=parallel, adapter=adapter,
+        token=token, local_files_only=local_files_only,
+    )  # fmt: skip
 
 
 def _from_pretrained(
     identifier: str | os.PathLike[str],
-    revision: str,
-    access: Mapping[str, Any],
-    device: str,
-    dtype: str | torch.dtype,
-    quantize: str | None,
-    parallel: str | None,
+    revision: str = "main",
+    *,
     entry: Entry | None = None,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    parallel: str | None = None,
     adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
+    **access: Any,
 ) -> LanguageModel:
     """`from_pretrained` for the model types of `entry`; any model type by default."""
     check_kind(quantize, "auto", "none")
     if parallel not in (None, "tensor"):
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
-
     if adapter is not None and parallel:
         raise ValueError(
             "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
@@ -128,46 +124,6 @@ def _from_pretrained(
     model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
     load_adapters(model, folders)
     return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str | os.PathLike) else model
-
-
-def adapter_folders(
-    adapter: AdapterSource | Mapping[str, AdapterSource] | None,
-    *,
-    token: str | None = None,
-    local_files_only: bool = False,
-) -> dict[str, Path]:
-    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`."""
-    if adapter is None:
-        return {}
-    named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
-    folders = {}
-    for name, source in named.items():
-        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
-        folders[name] = hub.fetch(
-            identifier, revision or "main", token=token, local_files_only=local_files_only, files=ADAPTER_FILES
-        )
-    return folders
-
-
-def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
-    """The base, its revision and the folder, if the identifier is a local folder with an adapter but without a model.
-
-    ValueError: the adapter does not name its base.
-    """
-    folder = Path(os.path.expanduser(os.fspath(identifier)))
-    if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").exists():
-        return None
-    values = read_object(folder / ADAPTER_CONFIG)
-    base = values.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
-    return base, values.get("revision") or "main", folder
-
-
-def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
-    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
-    if folders:
-        model.adapters = {name: attach(model, read_adapter(path, model)) for name, path in folders.items()}
 
 
 def open_checkpoint(
@@ -244,13 +200,6 @@ def read_config(
     return architecture, config, folder
 
 
-def check_architecture(config: ModelConfig, entry: Entry | None, identifier: object) -> None:
-    """ValueError: the config belongs to another entry than `entry`."""
-    actual = entry_of(config.to_hub()["model_type"])
-    if entry not in (None, actual):
-        raise ValueError(f"{identifier} holds a {actual.name} model: call {actual.name}_from_pretrained()")
-
-
 def load(
     checkpoint: Checkpoint,
     *,
@@ -287,36 +236,26 @@ def load(
         model = split(model, native, target, quantize, group)
         model.generation_config = checkpoint.generation_config
         return model
-    paths = {module: path for path, module in model.named_modules()}
-
-    def fill(module: nn.Module) -> None:
-        """Assign the weights of a module and its submodules that are still on the meta device."""
-        prefix = f"{paths[module]}." if paths[module] else ""
-        names = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
-        # Quantization starts from the checkpoint's dtype, and integer weights keep theirs.
-        stored = [meta[prefix + name].dtype for name in names]
-        dtypes = [dtype if kinds or not dtype.is_floating_point else target for dtype in stored]
-        weights = {
-            name: place(native[prefix + name], torch.device(probe.name), dtype)
-            for name, dtype in zip(names, dtypes, strict=True)
-        }
-        module.load_state_dict(weights, strict=False, assign=True)
-
-    kinds: dict[nn.Module, str | Blocks] = {}
-    if quantize == "auto":
-        for layer, _ in layers_of(model, "auto"):
-            leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
-            names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
-            if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(names, meta)):
-                kinds[layer] = kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(probe.name))
-    elif quantize:
-        kinds.update(layers_of(model, quantize))
+    kinds = kinds_of(model, meta, checkpoint, quantize, torch.device(probe.name))
     if asked_for_auto and not kinds:
         warnings.warn(
             'quantize="auto" has no effect: it applies to the quantized weights of GGUF files. '
             '"int8" and "nf4" quantize any model.',
             stacklevel=2,
         )
+    paths = {module: path for path, module in model.named_modules()}
+
+    def fill(module: nn.Module) -> None:
+        """Assign the weights of a module and its submodules that are still on the meta device."""
+        prefix = f"{paths[module]}." if paths[module] else ""
+        weights = {}
+        for name in [name for name, tensor in module.state_dict().items() if tensor.is_meta]:
+            stored = meta[prefix + name].dtype
+            # Quantization starts from the checkpoint's dtype, and integer weights keep theirs.
+            own = stored if kinds or not stored.is_floating_point else target
+            weights[name] = place(native[prefix + name], torch.device(probe.name), own)
+        module.load_state_dict(weights, strict=False, assign=True)
+
     replace_layers(model, kinds, fill)
     fill(model)
     if kinds:
@@ -327,6 +266,22 @@ def load(
     else:
         model.embedding_settings = read_embedding_settings(checkpoint.path)
     return model.eval()
+
+
+def kinds_of(
+    model: LanguageModel, meta: Mapping[str, Tensor], checkpoint: Checkpoint, quantize: str | None, device: torch.device
+) -> dict[nn.Module, str | Blocks]:
+    """The layers to quantize with their kinds; with "auto", those that a GGUF file stores in blocks."""
+    if quantize != "auto":
+        return dict(layers_of(model, quantize)) if quantize else {}
+    kinds: dict[nn.Module, str | Blocks] = {}
+    paths = {module: path for path, module in model.named_modules()}
+    for layer, _ in layers_of(model, "auto"):
+        leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
+        names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
+        if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(names, meta)):
+            kinds[layer] = kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(device))
+    return kinds
 
 
 def cast(model: LanguageModel, dtype: torch.dtype) -> None:
@@ -359,87 +314,6 @@ def split(
     return model.eval()
 
 
-def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:
-    """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
-
-    Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
-    differ from the embedding, the head is used and the model is not tied, as in transformers. A text embedding model
-    may lack the head.
-    ValueError: lists every tensor that does not fit the table or the config.
-    """
-    architecture, config = describe(checkpoint)
-    config = with_stored_head(checkpoint, architecture, config)
-    meta: Mapping[str, Tensor] = checkpoint.meta
-    if checkpoint.layout == "hub":
-        meta = weights_map.to_native(architecture.model_type, meta, config)
-    ties = tied_names(architecture, config)
-    is_missing = bool(ties) and not config.tie_word_embeddings and not ties.keys() & meta.keys()
-    without_head = is_missing and is_text_embedding_model(checkpoint)
-    if without_head or (getattr(config, "SHARES_A_MISSING_HEAD", False) and not ties.keys() & meta.keys()):
-        config = changed(config, {"tie_word_embeddings": True})
-    ties = ties if config.tie_word_embeddings else {}
-    native = with_values(meta, checkpoint)
-    both = [(native[head], native[embedding]) for head, embedding in ties.items() if {head, embedding} <= meta.keys()]
-    if not all(same_values(head, embedding) for head, embedding in both):
-        config, ties = changed(config, {"tie_word_embeddings": False}), {}
-    model = skeleton(architecture.new, config)
-    model.without_head = without_head
-    check_shapes(meta, model.state_dict(), spare=ties)
-    return architecture, model, meta
-
-
-def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config: ModelConfig) -> ModelConfig:
-    """The config of a checkpoint, with the head that its files contain.
-
-    sentence-transformers/all-mpnet-base-v2 and others were trained from a masked language model: their config.json
-    names it, but the files have no head.
-    ValueError: the files lack a classification head.
-    """
-    head = getattr(config, "head", None)
-    if head is None or checkpoint.layout != "hub":
-        return config
-    table = weights_map.table_of(architecture.model_type, config)
-    if any((hit := table.find(name, "hub")) and hit[1].head == head for name in checkpoint):
-        return config
-    without: ModelConfig = changed(config, {"architectures": None})
-    if head != "masked_lm":
-        [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
-        raise ValueError(
-            f"{checkpoint.path} has no weights of the head of {name}, which config.json names in architectures: to "
-            f"load the model without a head, set architectures to {base} in a local copy"
-        )
-    return without
-
-
-def is_text_embedding_model(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint belongs to sentence-transformers, or names a transformers class without a head."""
-    names = (checkpoint.config or {}).get("architectures") or [""]
-    return (checkpoint.path / "modules.json").exists() or str(names[0]).endswith("Model")
-
-
-def with_values(meta: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The `tensors` of a checkpoint under native names. meta: the result of `fit`."""
-    return meta.over(tensors) if isinstance(meta, Mapped) else tensors
-
-
-def tied_names(architecture: Architecture, config: ModelConfig) -> dict[str, str]:
-    """Native name of each tensor that a config may tie -> native name of the tensor that it is tied to."""
-    table = weights_map.table_of(architecture.model_type, config)
-    pairs = {}
-    for row in table.rows:
-        if row.operation.tied_to and (twin := table.find(row.operation.tied_to, "hub")):
-            pairs[row.templates("native")[0]] = twin[1].templates("native")[0]
-    return pairs
-
-
-def same_values(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal after rounding to the dtype of the first. Compares chunks to save memory."""
-    if first.shape != second.shape:
-        return False
-    chunks = zip(first.flatten().split(2**22), second.flatten().split(2**22), strict=True)
-    return all(torch.equal(left, right.to(left.dtype)) for left, right in chunks)
-
-
 def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Move a weight to its device and dtype, without a copy if it is already there.
 
@@ -448,45 +322,6 @@ def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """
     tensor = tensor.to(device, dtype)
     return tensor if dtype == torch.float32 and device.type == "cpu" else tensor.contiguous()
-
-
-def describe(checkpoint: Checkpoint) -> tuple[Architecture, ModelConfig]:
-    """The architecture and config of a checkpoint. Without config.json, both follow from the tensors' shapes."""
-    if checkpoint.config is not None:
-        settings = text_settings(checkpoint.config)
-        architecture = architecture_of(settings.get("model_type"))
-        return architecture, with_generation_settings(checkpoint, read(architecture.Config, settings))
-    for architecture in ARCHITECTURES.values():
-        if hasattr(architecture.Config, "from_shapes"):
-            table = weights_map.tables[architecture.model_type]
-            if all(table.find(name, "hub") for name in checkpoint):
-                native = weights_map.to_native(architecture.model_type, checkpoint.meta)
-                shapes = {name: tuple(tensor.shape) for name, tensor in native.items()}
-                return architecture, build(architecture.Config, architecture.Config.from_shapes(shapes))
-    raise FileNotFoundError(
-        f"{checkpoint.path} has no config.json, and its tensors do not determine the config: copy config.json there"
-    )
-
-
-def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model. A multimodal model has them in text_config."""
-    text = settings.get("text_config")
-    wrappers = [model_type for architecture in ARCHITECTURES.values() for model_type in architecture.wrappers]
-    if settings.get("model_type") not in wrappers or not isinstance(text, dict):
-        return settings
-    shared = ("tie_word_embeddings", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
-    return {**{name: settings[name] for name in shared if name in settings}, **text}
-
-
-def with_generation_settings(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
-    """The config with the special token IDs of generation_config.json, which is newer than config.json."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    generation = checkpoint.generation_config
-    settings = {name: generation[name] for name in names if generation.get(name) is not None and hasattr(config, name)}
-    try:
-        return changed(config, settings) if settings else config
-    except ValueError as error:
-        raise ValueError(f"{checkpoint.path / 'generation_config.json'}: {error}") from error
 
 
 def save_pretrained(
@@ -555,21 +390,11 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
         return architecture.new(config)
 
-    def pretrained(
-        identifier: str | os.PathLike[str],
-        revision: str = "main",
-        *,
-        device: str = "auto",
-        dtype: str | torch.dtype = "auto",
-        quantize: str | None = None,
-        parallel: str | None = None,
-        adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-    ) -> Any:
-        access = {"token": token, "local_files_only": local_files_only}
-        return _from_pretrained(identifier, revision, access, device, dtype, quantize, parallel, entry, adapter)
+    def pretrained(*arguments: Any, **settings: Any) -> Any:
+        bound = signature.bind(*arguments, **settings)
+        return _from_pretrained(*bound.args, entry=entry, **bound.kwargs)
 
+    signature = pretrained.__signature__ = inspect.signature(from_pretrained)  # type: ignore[attr-defined]
     fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
 
     Args:

@@ -1,4 +1,4 @@
-"""Python objects that R references by number (models, tokenizers, weights), and the session that owns them."""
+"""Python objects that R references by number (models, tokenizers, lenses, weights), and the session that owns them."""
 
 import itertools
 import threading
@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from r_bridge.convert import scalar
+from r_bridge.arguments import scalar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,13 @@ class Tokenizer:
     def size(self) -> int:
         """The largest token ID plus one."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
+
+@dataclass
+class Lens:
+    """A tuned lens."""
+
+    lens: Any
 
 
 @dataclass

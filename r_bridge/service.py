@@ -11,12 +11,14 @@ from functools import cache
 from typing import Any
 
 from minhub_py.system.printable import printable
-from r_bridge.convert import as_array, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import as_array
 from r_bridge.methods import METHODS
-from r_bridge.objects import Cancelled, Model, ResultFile, Session, StateDict, Tokenizer
+from r_bridge.objects import Cancelled, Lens, Model, ResultFile, Session, StateDict, Tokenizer
 from r_bridge.spelling import use_r_spelling, with_r_names
 
 OPTIONAL: dict[Any, type] = {str | None: str, int | None: int, float | None: float}
+OPTIONAL_OBJECTS: dict[Any, type] = {kind | None: kind for kind in (Model, Tokenizer, Lens, StateDict)}
 
 
 class Service:
@@ -97,8 +99,8 @@ class Service:
             kind, value = parameter.annotation, arguments.get(name)
             if kind in (Model, Tokenizer, StateDict, ResultFile):
                 value = self.session.get(name, value, kind)
-            elif kind == Tokenizer | None:
-                value = None if value is None else self.session.get(name, value, Tokenizer)
+            elif kind in OPTIONAL_OBJECTS:
+                value = None if value is None else self.session.get(name, value, OPTIONAL_OBJECTS[kind])
             elif kind in (str, int, float, bool):
                 value = parameter.default if value is None else scalar(value, kind)
                 if value in (None, parameter.empty):

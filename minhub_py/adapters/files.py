@@ -22,7 +22,8 @@ import weights_map
 from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
 from minhub_py.adapters.targets import brief, conversions_of, linear_targets, matches, select
-from minhub_py.checkpoints.storage import open_safetensors, read_object, write_safetensors
+from minhub_py.checkpoints.storage import open_safetensors, read_object
+from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import LoRAFactors
 from minhub_py.registry import architecture_of

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.points import ENCODER, Points, edited, recipe_of
-from minhub_py.analysis.tokens import Text, ids_of_texts, token_strings
+from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
+from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
 from minhub_py.models.base import EncoderDecoder
 
@@ -92,22 +91,22 @@ def activations(
         if len(inputs) != len(rows):
             raise ValueError(f"{len(inputs)} targets for {len(rows)} texts: pass one target per text")
         inputs = [[model.decoder_start, *ids[:-1]] for ids in inputs]
-    recorded: dict[str, list[Tensor]] = {point.name: [] for point in selection}
-    copy = edited(model, [(point, partial(record, recorded[point.name], pool)) for point in selection], "activations()")
+    rows_of: dict[str, list[Tensor]] = {point.name: [] for point in selection}
+    copy, recorded = recorder(model, selection, "activations()")
     texts: list[int] = []
     positions: list[int] = []
     token_ids: list[int] = []
     for number, (ids, target) in enumerate(zip(rows, inputs, strict=True)):
         forward(copy, [ids], target)
+        for name, x in recorded.items():
+            rows_of[name].append(pooled(x.float(), pool).cpu())
         row = ids if target is None else target
         chosen = {"none": range(len(row)), "last": range(len(row) - 1, len(row)), "mean": range(-1, 0)}[pool]
         texts += [number] * len(chosen)
         positions += chosen
         token_ids += [-1 if position < 0 else row[position] for position in chosen]
     tokens = token_strings(None if pool == "mean" else tokenizer, token_ids)
-    return Activations(
-        {name: torch.cat(parts) for name, parts in recorded.items()}, texts, positions, tokens, token_ids
-    )
+    return Activations({name: torch.cat(parts) for name, parts in rows_of.items()}, texts, positions, tokens, token_ids)
 
 
 def default_points(model: Any, targets: object = None) -> list[str]:
@@ -116,11 +115,22 @@ def default_points(model: Any, targets: object = None) -> list[str]:
     return [f"{prefix}embeddings", f"{prefix}layers.*.resid"]
 
 
-def record(rows: list[Tensor], pool: str, x: Tensor, positions: Tensor) -> None:
-    """An edit that records a value (1, T, size) and does not change it."""
-    x = x[0].detach().float()
-    x = x if pool == "none" else x[-1:] if pool == "last" else x.mean(dim=0, keepdim=True)
-    rows.append(x.cpu().clone())
+def recorder(model: Any, points: Iterable[Point], call: str) -> tuple[Any, dict[str, Tensor]]:
+    """A copy of the model, and the values (T, size) at the points in the first row of its last forward call.
+
+    call: see `edited`.
+    """
+    values: dict[str, Tensor] = {}
+
+    def record(name: str, x: Tensor, positions: Tensor) -> None:
+        values[name] = x[0].detach().clone()
+
+    return edited(model, [(point, partial(record, point.name)) for point in points], call), values
+
+
+def pooled(x: Tensor, pool: str) -> Tensor:
+    """The rows (T, size) of a text, the last of them, or their mean (1, size)."""
+    return x if pool == "none" else x[-1:] if pool == "last" else x.mean(dim=0, keepdim=True)
 
 
 def forward(model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | None = None) -> Tensor:
@@ -136,26 +146,3 @@ def forward(model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | N
     if target is None:
         return torch.empty(0)
     return model.hidden(torch.tensor([list(target)] * len(rows), device=device), None, encoder)
-
-
-def rows_of_texts(model: Any, tokenizer: Any, text: Any, name: str = "text") -> list[list[int]]:
-    """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context length."""
-    single = isinstance(text, str) or (isinstance(text, Sequence) and bool(text) and isinstance(text[0], Integral))
-    rows = ids_of_texts(model, tokenizer, [text] if single else text)
-    limit = None if model.encoder_decoder else model.config.context_length
-    for number, ids in enumerate(rows):
-        if not ids:
-            raise ValueError(f"{name} {number} has no tokens: pass texts that are not empty")
-        if limit is not None and len(ids) > limit:
-            raise ValueError(
-                f"{name} {number} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten it"
-            )
-    return rows
-
-
-def single_row(model: Any, tokenizer: Any, text: Text, name: str) -> list[int]:
-    """The token IDs of one text. ValueError: as for `rows_of_texts`, or several texts."""
-    rows = rows_of_texts(model, tokenizer, text, name)
-    if len(rows) != 1:
-        raise ValueError(f"{name} must be one text, not {len(rows)}")
-    return rows[0]

@@ -21,11 +21,13 @@ Sources: Cohen (1960, 1968), Fleiss (1971), Krippendorff (2019), "Content Analys
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from minhub_py.analysis import plots
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
 
@@ -52,9 +54,9 @@ class Agreement:
     raters: int
     units: int
     values: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    confusion: Array | None
-    f1: Array | None
+    intervals: dict[str, tuple[float, float]] = field(repr=False)
+    confusion: Array | None = field(repr=False)
+    f1: Array | None = field(repr=False)
 
     def __getattr__(self, name: str) -> float:
         """A statistic by its name, such as `alpha`."""
@@ -64,20 +66,23 @@ class Agreement:
         return values[name]
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> Columns:
         """Columns statistic, estimate, lower and upper."""
-        return {
-            "statistic": list(self.values),
-            "estimate": list(self.values.values()),
-            "lower": [self.intervals[name][0] for name in self.values],
-            "upper": [self.intervals[name][1] for name in self.values],
-        }
+        lower, upper = zip(*(self.intervals[name] for name in self.values), strict=True)
+        return Columns(statistic=[*self.values], estimate=[*self.values.values()], lower=[*lower], upper=[*upper])
+
+    def __str__(self) -> str:
+        return f"Agreement of {self.raters} raters, {self.units:,} units\n{self.columns}"
+
+    def _repr_html_(self) -> str:
+        return self.columns._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the confusion matrix of two raters. ValueError: three or more raters, or no matplotlib."""
-        from minhub_py.analysis.plots import plot_confusion
-
-        return plot_confusion(self, path)
+        if self.confusion is None:
+            raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
+        title = f"Agreement {self.percent:.1%}, κ = {self.kappa:.2f}"
+        return plots.plot_confusion(self.confusion, self.categories, title, path)
 
 
 def agreement(

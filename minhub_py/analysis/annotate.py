@@ -19,19 +19,19 @@ Sources
     The lm-evaluation-harness, whose acc_norm divides by the number of characters.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from warnings import warn
 
 import numpy as np
-from torch import Tensor
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
-from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
+from minhub_py.analysis.columns import Columns, label_columns
+from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.prompts import Prompt, prompt_of
-from minhub_py.analysis.segments import as_texts
-from minhub_py.analysis.surprisal import Columns
+from minhub_py.analysis.scores import token_scores
+from minhub_py.analysis.segments import as_texts, length_without_end
 from minhub_py.analysis.tokens import encodings
 from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
@@ -125,19 +125,10 @@ def annotate(
     probs = softmax(scores)
     if calibrate == "contextual":
         probs = calibrated(probs, softmax(baseline).mean(axis=0))
-    return columns_of(probs, present, len(rows), book.names)
-
-
-def columns_of(probs: Array, present: Sequence[int], count: int, names: Sequence[str]) -> Columns:
-    """The columns of `annotate` from probabilities (N, K) of the texts `present` among `count` texts."""
-    result = np.full((count, len(names)), np.nan)
+    result = np.full((len(rows), len(book.names)), np.nan)
     result[present] = probs
-    best: list[str | None] = [None] * count
-    for number, row in zip(present, probs, strict=True):
-        best[number] = names[int(row.argmax())]
-    ordered = np.sort(result, axis=1)
-    columns = Columns({"label": best, "prob": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2]})
-    return Columns(columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)})
+    best, second = np.sort(result, axis=1)[:, :-3:-1].T
+    return Columns({"label": None, "prob": None, "margin": best - second, **label_columns(result, book.names)})
 
 
 def calibrated(probs: Array, content_free: Array) -> Array:
@@ -212,7 +203,7 @@ class Encoder:
         encoded = encodings(self.model, self.tokenizer, texts)
         if self.model.encoder_decoder:
             return [list(encoding.ids) for encoding in encoded]
-        return [without_end(encoding.ids, encoding.special_tokens_mask) for encoding in encoded]
+        return [list(encoding.ids[: length_without_end(encoding)]) for encoding in encoded]
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token IDs of the prompts with these texts."""
@@ -250,14 +241,6 @@ class Encoder:
             warn(f"{texts} truncated, because the prompt exceeds the model's context length", stacklevel=4)
 
 
-def without_end(ids: Sequence[int], special: Sequence[int]) -> list[int]:
-    """Token IDs without special tokens at the end, such as an end-of-sequence token."""
-    count = len(ids)
-    while count and special[count - 1]:
-        count -= 1
-    return list(ids[:count])
-
-
 def label_scores(
     model: LanguageModel, answers: Answers, encode: Encoder, texts: Sequence[str], references: list[list[int]],
     length: str, progress: Progress | None,
@@ -283,26 +266,9 @@ def label_scores(
 
 
 def answer_logprobs(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]],
-    progress: Callable[[int, int], object],
-) -> Array:  # fmt: skip
+    model: LanguageModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], progress: Progress
+) -> Array:
     """The log-probability (nats) of each answer after each prompt, (N, answers). A prompt is computed once."""
-    start = model.decoder_start
-    spans: list[Span] = []
-    for prompt in prompts:
-        for answer in answers:
-            if start is None:
-                spans.append(Span([*prompt, *answer], len(prompt), len(prompt) + len(answer)))
-            else:
-                spans.append(Span([start, *answer], 1, len(answer) + 1, tuple(prompt)))
-    logprobs = np.zeros((len(spans), max(map(len, answers))))
-
-    def consume(logits: Tensor, rows: list[int], numbers: list[int], positions: list[int]) -> None:
-        ids = [spans[number].ids[position] for number, position in zip(numbers, positions, strict=True)]
-        offsets = [position - spans[number].start for number, position in zip(numbers, positions, strict=True)]
-        values = logits[rows, ids].float() - log_normalizers(logits)[0][rows]
-        logprobs[numbers, offsets] = values.cpu()
-
-    if spans:
-        predict(model, spans, consume, progress)
-    return logprobs.sum(axis=1).reshape(len(prompts), len(answers))
+    texts = [prompt for prompt in prompts for _ in answers]
+    sums = [logprobs.sum() for logprobs, _ in token_scores(model, texts, [*answers] * len(prompts), progress)]
+    return np.array(sums).reshape(len(prompts), len(answers))

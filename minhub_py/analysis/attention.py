@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.tokens import Text, ids_of_texts, token_strings
+from minhub_py.analysis import plots
+from minhub_py.analysis.tokens import Text, single_row, token_strings
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.eval_mode import in_eval_mode
 from minhub_py.models.base import EncoderDecoder, LanguageModel
@@ -77,9 +78,8 @@ class AttentionWeights:
         Raises:
             ValueError: `layer` or `head` is out of range, or matplotlib is not installed.
         """
-        from minhub_py.analysis.plots import plot_attention
-
-        return plot_attention(self, path, layer, head)
+        tokens = plots.token_labels(self.tokens, self.ids)
+        return plots.plot_attention(self.weights, self.layers, tokens, path, layer, head)
 
 
 @torch.no_grad()
@@ -124,12 +124,5 @@ def encode_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[
 
     ValueError: the text has no tokens or exceeds the context length.
     """
-    [ids] = ids_of_texts(model, tokenizer, [text])
-    if not ids:
-        raise ValueError("the text has no tokens: pass a text that is not empty")
-    limit = None if model.encoder_decoder else model.config.context_length
-    if limit is not None and len(ids) > limit:
-        raise ValueError(
-            f"the text has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten the text"
-        )
+    ids = single_row(model, tokenizer, text)
     return ids, token_strings(tokenizer, ids), torch.tensor([ids], device=next(model.parameters()).device)

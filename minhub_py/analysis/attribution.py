@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.analysis.activations import forward, single_row
+from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.hidden_states import steps_after_layers
 from minhub_py.analysis.patching import check_position, token_id
-from minhub_py.analysis.points import ENCODER, Edit, Points, edited, norms_between_additions, recipe_of
-from minhub_py.analysis.tokens import Text
+from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, recipe_of
+from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
 
@@ -76,7 +76,7 @@ def attribution(
             "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
             f"not this {model.config.TITLE}: use patching()"
         )
-    ids = single_row(model, tokenizer, text, "text")
+    ids = single_row(model, tokenizer, text)
     inputs = None
     if model.encoder_decoder:
         given = [] if target is None else single_row(model, tokenizer, target, "target")
@@ -92,17 +92,9 @@ def attribution(
     names = ["embeddings", *(name for name in own if name.endswith((".attn", ".cross", ".mlp", ".per_layer_input")))]
     head_inputs = [name for name in own if heads and name.endswith(".heads")]
     last = f"layers.{max(points.sources[name].layer for name in own)}.resid"
-    stored: dict[str, Tensor] = {}
-
-    def store(name: str) -> Edit:
-        def record(x: Tensor, positions: Tensor) -> None:
-            stored[name] = x[0, place].float()
-
-        return record
-
-    selection = points.find([*names, *head_inputs, last])
-    copy = edited(model, [(point, store(point.name)) for point in selection], "attribution()")
+    copy, recorded = recorder(model, points.find([*names, *head_inputs, last]), "attribution()")
     forward(copy, [ids], inputs)
+    stored = {name: x[place].float() for name, x in recorded.items()}
     tail = steps_after_layers(base.steps())
     head = next(step for step in tail if isinstance(step, Logits))
     rows = weights_of_rows(head, tokens)  # (C,)

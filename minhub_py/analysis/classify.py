@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minhub_py.analysis.columns import Columns, label_columns
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
-from minhub_py.analysis.surprisal import Columns
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
 from minhub_py.inference.generate import check_prompts
@@ -85,12 +85,7 @@ def classify(
         values = zero_shot(model, tokenizer, strings, names, hypothesis, multi_label, progress)
     result = np.full((len(rows), len(names)), np.nan, np.float32)
     result[present] = values.numpy().reshape(len(present), len(names))
-    best: list[str | None] = [None] * len(rows)
-    for number in present:
-        if not np.isnan(result[number]).any():
-            best[number] = names[int(result[number].argmax())]
-    columns = Columns({"label": best, "prob": np.array([row.max() if len(row) else np.nan for row in result])})
-    return Columns(columns | {f"prob_{name}": result[:, i] for i, name in enumerate(names)})
+    return label_columns(result, names)
 
 
 def zero_shot(

@@ -93,6 +93,8 @@ def read_codebook(path: str | os.PathLike[str]) -> Codebook:
     """Read a codebook from a YAML or JSON file. ValueError: the file is not a codebook."""
     import yaml  # type: ignore[import-untyped]
 
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"file not found: {path}: check the name of the codebook")
     try:
         value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -26,12 +26,14 @@ Sources
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from minhub_py.analysis import plots
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import whole
@@ -55,13 +57,13 @@ class Estimates:
 
     term: list[str]
     estimate: Array
-    covariance: Array
+    covariance: Array = field(repr=False)
     confidence: float
     method: str
     power: float
     texts: int
     coded: int
-    naive: "Estimates | None" = None
+    naive: "Estimates | None" = field(default=None, repr=False)
 
     @property
     def std_error(self) -> Array:
@@ -69,24 +71,34 @@ class Estimates:
         return np.sqrt(np.diag(self.covariance))
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> Columns:
         """Columns term, estimate, std_error, lower and upper."""
         half = NormalDist().inv_cdf((1 + self.confidence) / 2) * self.std_error
-        return {
-            "term": self.term, "estimate": self.estimate, "std_error": self.std_error,
-            "lower": self.estimate - half, "upper": self.estimate + half,
-        }  # fmt: skip
+        return Columns(
+            term=self.term, estimate=self.estimate, std_error=self.std_error, lower=self.estimate - half,
+            upper=self.estimate + half,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return (
+            f"{self.texts:,} texts, {self.coded:,} with a human label, method {self.method}, {self.confidence:.0%} "
+            f"intervals\n{self.columns}"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.columns._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the estimates with intervals, beside those from the model's labels alone. Requires matplotlib."""
-        from minhub_py.analysis.plots import plot_estimates
-
-        return plot_estimates(self, path)
+        series = {f"corrected ({self.method})": self.columns}
+        if self.naive is not None:
+            series["model's labels alone"] = self.naive.columns
+        return plots.plot_estimates(series, self.confidence, path)
 
 
 def choose_for_coding(
     margin: Iterable[float], n: int, *, minimum: float = 0.1, uncertainty: Iterable[float] | None = None, seed: int = 0
-) -> dict[str, Array]:
+) -> Columns:
     """Choose texts for human coding, uncertain ones more often, each with a known probability.
 
     The probability of a text is n/N (minimum + (1 - minimum) u / mean(u)), at most 1, with u = sqrt((1 - margin) / 2):
@@ -137,7 +149,7 @@ def choose_for_coding(
     steps = np.floor(totals + random.uniform())
     selected = np.zeros(len(u), bool)
     selected[order] = np.diff(steps) > 0
-    result = {"selected": np.zeros(len(values), bool), "probability": np.zeros(len(values))}
+    result = Columns(selected=np.zeros(len(values), bool), probability=np.zeros(len(values)))
     result["selected"][available], result["probability"][available] = selected, probability
     return result
 
@@ -185,12 +197,19 @@ def estimate(
         ValueError: Columns of different length, missing or infinite numbers, too few coded texts, collinear
             covariates, a coded text without probability, or a method that does not fit the probabilities.
     """
-    y = np.array([np.nan if is_missing(value) else float(value) for value in human])  # type: ignore[arg-type]
-    predicted = np.array([np.nan if is_missing(value) else float(value) for value in model])
+    y, predicted = numbers_of("human", human), numbers_of("model", model)
     names, X = design({} if x is None else x, len(y))
     groups = None if cluster is None else codes_of(cluster, len(y))
     folds, splits = whole("cross_fit", cross_fit, 0), whole("splits", splits, 1)
     return fit(y, predicted, names, X, family, method, probability, confidence, groups, folds, splits, seed)
+
+
+def numbers_of(name: str, values: Iterable[float | None]) -> Array:
+    """Labels as float64, with NaN for missing ones. ValueError: a label is not a number."""
+    try:
+        return np.array([np.nan if is_missing(value) else float(value) for value in values])  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, such as 1 for a label and 0 for others: {error}") from error
 
 
 def codes_of(cluster: Iterable[Any], count: int) -> Array:

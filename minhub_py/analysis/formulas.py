@@ -4,7 +4,7 @@
     + -               sums, evaluated first
     < > =             comparisons; numbers are equal within 1e-3 + 1e-5 · |right|
     & |               of two truth values, evaluated last, from left to right
-    ( )               groups
+    ( ) [ ]           groups; the published suites use brackets, which the package syntaxgym rejects
 
 Source: Gauthier, Hu, Wilcox, Qian & Levy (2020), "SyntaxGym", and the grammar of the package syntaxgym.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 Surprisals = Mapping[tuple[str, int], float]  # by condition and region number
 Formula = Callable[[Surprisals], float | bool]
-TOKEN = re.compile(r"\s*(?:\((\d+|\*);%([\w-]+)%\)|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)|([()<>=&|+-]))")
+TOKEN = re.compile(r"\s*(?:\((\d+|\*);%([\w-]+)%\)|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)|([][()<>=&|+-]))")
 
 
 def parse(text: str) -> Formula:
@@ -77,13 +77,13 @@ class Parser:
         return result
 
     def atom(self) -> Formula:
-        if self.take("("):
+        if bracket := self.take("(", "["):
             result = self.truth()
-            if not self.take(")"):
+            if not self.take(")" if bracket == "(" else "]"):
                 raise self.error()
             return result
         sign = -1.0 if self.take("-") else 1.0
-        if not self.tokens or self.tokens[0][0] in "()<>=&|+-":
+        if not self.tokens or self.tokens[0][0] in "()[]<>=&|+-":
             raise self.error()
         token = self.tokens.pop(0)
         return number(sign * float(token[0])) if len(token) == 1 else region(token[0], token[1], sign)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from minhub_py.analysis import plots
 from minhub_py.analysis.attention import encode_text
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
@@ -58,9 +59,10 @@ class LayerPredictions:
         Raises:
             ValueError: `start` exceeds the text, or matplotlib is not installed.
         """
-        from minhub_py.analysis.plots import plot_logit_lens
-
-        return plot_logit_lens(self, path, start, most)
+        names = {id: plots.token_label(name, id) for id, name in self.names.items()}
+        tokens = plots.token_labels(self.tokens, self.ids)
+        best = self.probs[:, :, 0], self.predicted[:, :, 0]
+        return plots.plot_logit_lens(*best, self.layers, self.ids, names, tokens, path, start, most)
 
 
 @torch.no_grad()

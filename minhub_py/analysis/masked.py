@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
-from minhub_py.analysis.surprisal import Columns
 from minhub_py.analysis.tokens import token_strings
 from minhub_py.inference.arguments import check_tokenizer, model_of, whole
 from minhub_py.models.base import Encoder

@@ -37,6 +37,7 @@ from torch import Tensor
 from minhub_py.analysis.predictions import Measure
 from minhub_py.inference.arguments import whole
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.spelling import setting
 
 METHODS = ("pimentel", "oh")
 MARKS = ("Ġ", "▁", " ")  # of byte-level BPE, SentencePiece, and of tokens that contain the space itself
@@ -145,8 +146,8 @@ def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundari
     marked = max(by_mark.values(), key=len)
     if len(marked) < MIN_TOKENS:
         raise ValueError(
-            "correct needs a tokenizer whose tokens mark the beginning of a word, as GPT-2's or Llama's do, but this "
-            "tokenizer does not: leave correct unset"
+            f"{setting('correct')} needs a tokenizer whose tokens mark the beginning of a word, as GPT-2's or Llama's "
+            f"do, but this tokenizer does not: leave {setting('correct')} unset"
         )
     if method == "oh":
         return Boundaries(frozenset(marked), frozenset(plain.values()), sorted(marked), [])
@@ -187,8 +188,8 @@ def correction(
                     result[row] -= values["following"][slot + position]
                 elif any(earlier in boundaries.plain for earlier in text[:position]):
                     raise ValueError(
-                        "correct needs words that are separated by a space, but a word follows another text without "
-                        "one: join the two words, or leave correct unset"
+                        f"{setting('correct')} needs words that are separated by a space, but a word follows another "
+                        f"text without one: join the two words, or leave {setting('correct')} unset"
                     )
                 elif boundaries.opening:
                     result[row] -= values["opening"][slot + position]

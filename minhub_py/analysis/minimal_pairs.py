@@ -21,18 +21,20 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minhub_py.analysis import plots
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.formulas import parse
 from minhub_py.analysis.predictions import Progress, Span
 from minhub_py.analysis.scores import Array, Scores
 from minhub_py.analysis.segments import Segments, encode_parts
-from minhub_py.analysis.surprisal import Columns, bos_token_id, refuse_encoder_decoder
+from minhub_py.analysis.surprisal import bos_token_id, refuse_encoder_decoder
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
 
@@ -63,14 +65,18 @@ class MinimalPairs:
     accuracy: one value per phenomenon, the last for all: phenomenon, n, accuracy, lower and upper (95 % interval).
     """
 
-    columns: Columns
+    columns: Columns = field(repr=False)
     accuracy: Columns
+
+    def __str__(self) -> str:
+        return str(self.accuracy)
+
+    def _repr_html_(self) -> str:
+        return self.accuracy._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Accuracies with intervals. path: a picture to write.    ValueError: matplotlib is missing."""
-        from minhub_py.analysis.plots import plot_accuracy
-
-        return plot_accuracy(self.accuracy, path)
+        return plots.plot_accuracy(self.accuracy, path)
 
 
 def minimal_pairs(
@@ -234,7 +240,7 @@ def interval(successes: int, n: int) -> tuple[float, float, float]:
     share = successes / n
     center = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return share, max(center - half, 0.0), min(center + half, 1.0)
+    return share, center - half if successes else 0.0, center + half if successes < n else 1.0
 
 
 def read_pairs(pairs: Any) -> tuple[list[Mapping[str, Any]], list[tuple[str, Mapping[str, Any]]]]:

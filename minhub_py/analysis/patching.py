@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.activations import forward, single_row
+from minhub_py.analysis import plots
+from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.points import ENCODER, Edit, Point, Points, edited, recipe_of
-from minhub_py.analysis.tokens import Text, token_strings
+from minhub_py.analysis.tokens import Text, single_row, token_strings
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_text, is_whole, model_of
 
 if TYPE_CHECKING:
@@ -88,9 +89,10 @@ class Patching:
         Raises:
             ValueError: As for `effects`, or matplotlib is not installed.
         """
-        from minhub_py.analysis.plots import plot_patching
-
-        return plot_patching(self, path, list(self.values) if kind is None else [kind])
+        effects = {name: self.effects(name).numpy() for name in (self.values if kind is None else [kind])}
+        texts = (plots.token_labels(tokens, range(len(tokens))) for tokens in (self.tokens, self.corrupted_tokens))
+        tokens = [token if token == other else f"{token} → {other}" for token, other in zip(*texts, strict=True)]
+        return plots.plot_patching(effects, tokens, path)
 
 
 @torch.no_grad()
@@ -151,16 +153,8 @@ def patching(
         inputs = [model.decoder_start, *written]
     measure = metric_function(model, tokenizer, metric, position, len(inputs or rows[0]))
     recorded_points = [point for kind in selected for point in points_of_kind(points, prefix, kind)]
-    stored: dict[str, Tensor] = {}
-
-    def store(name: str) -> Edit:
-        def record(x: Tensor, positions: Tensor) -> None:
-            stored[name] = x[0].clone()
-
-        return record
-
-    recorder = edited(model, [(point, store(point.name)) for point in recorded_points], "patching()")
-    [best] = measure(recorder, forward(recorder, rows[:1], inputs))
+    recording, stored = recorder(model, recorded_points, "patching()")
+    [best] = measure(recording, forward(recording, rows[:1], inputs))
     plain = edited(model, [], "patching()")
     [base] = measure(plain, forward(plain, rows[1:], inputs))
     runs = {point.name: variants(points, point, len(rows[0])) for point in recorded_points}
@@ -193,9 +187,14 @@ def check_kinds(kinds: str | Iterable[str], points: Points, prefix: str) -> tupl
 
 def points_of_kind(points: Points, prefix: str, kind: str) -> list[Point]:
     """The points of a kind, by layer; "resid" begins with the embeddings."""
+    existing = [name for name in names_of_kind(points, prefix, kind) if name in points.sources]
+    return points.find(existing) if existing else []
+
+
+def names_of_kind(points: Points, prefix: str, kind: str) -> list[str]:
+    """The names of a kind in each layer, whether the layer has it or not."""
     names = [f"{prefix}layers.{layer}.{kind}" for layer in range(1, points.layers + 1)]
-    names = [f"{prefix}embeddings", *names] if kind == "resid" else names
-    return points.find(existing) if (existing := [name for name in names if name in points.sources]) else []
+    return [f"{prefix}embeddings", *names] if kind == "resid" else names
 
 
 def variants(points: Points, point: Point, length: int) -> list[tuple[slice, slice]]:
@@ -284,8 +283,6 @@ def token_id(model: Any, tokenizer: Any, token: Any, name: str) -> int:
 
 def matrix_of(points: Points, prefix: str, kind: str, results: dict[str, list[float]]) -> Tensor:
     """The results of a kind, a row per layer; NaN for layers without it."""
-    names = [f"{prefix}layers.{layer}.{kind}" for layer in range(1, points.layers + 1)]
-    names = [f"{prefix}embeddings", *names] if kind == "resid" else names
-    width = max(len(results.get(name, ())) for name in names)
-    rows = [results.get(name, []) for name in names]
+    rows = [results.get(name, []) for name in names_of_kind(points, prefix, kind)]
+    width = max(map(len, rows))
     return torch.tensor([row + [torch.nan] * (width - len(row)) for row in rows])

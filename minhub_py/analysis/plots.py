@@ -1,7 +1,11 @@
-"""Plots of attention weights and of the logit lens, as matplotlib figures."""
+"""Plots of results, as matplotlib figures.
+
+The functions receive arrays and labels. The result classes call them, and this module knows none of these classes.
+"""
 
 import math
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from minhub_py.analysis.agreement import Agreement
-    from minhub_py.analysis.attention import AttentionWeights
-    from minhub_py.analysis.estimate import Estimates
-    from minhub_py.analysis.lens import LayerPredictions
-    from minhub_py.analysis.patching import Patching
-
+Picture = str | os.PathLike[str] | None
 INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"  # the last two as in the R package
 # Tokens up to which axes are labelled, for a single panel and for a grid: more labels would be too small to read.
 LABELLED_SINGLE, LABELLED_GRID = 60, 28
@@ -26,41 +25,36 @@ MAX_LABEL = 14  # characters of a token
 
 
 def plot_attention(
-    attention: "AttentionWeights", path: str | os.PathLike[str] | None, layer: int | None, head: int | None
+    weights: "Tensor", layers: Sequence[int], tokens: Sequence[str], path: Picture, layer: int | None, head: int | None
 ) -> "Figure":
-    """Heat maps of attention weights, with a row for each query token and a column for each key token.
+    """Heat maps of attention weights (layers, heads, T, T), with a row for each query and a column for each key.
 
     One head, the heads of one layer, or one head of each layer are labelled with their tokens. All heads of all layers
     are thumbnails, or the mean of each layer's heads if there are more than MAX_THUMBNAILS.
     """
-    layers, heads = attention.layers, list(range(1, attention.weights.size(1) + 1))
+    heads = range(1, weights.size(1) + 1)
     if layer is not None and layer not in layers:
-        raise ValueError(f"layer must be {listed(layers)}, not {layer!r}: other layers have no attention")
+        raise ValueError(f"layer must be {listed(layers)}, a layer with attention, not {layer!r}")
     if head is not None and head not in heads:
         raise ValueError(f"head must be {listed(heads)}, not {head!r}")
     title = "Attention" + (f", layer {layer}" if layer else "") + (f", head {head}" if head else "")
     if layer is None and head is None and len(layers) > 1 and len(heads) > 1:
         if len(layers) * len(heads) <= MAX_THUMBNAILS:
-            return save(draw_thumbnails(attention, title), path)
+            return save(draw_thumbnails(weights, layers, title), path)
         title += f", mean of {len(heads)} heads (layer=, head= select one)"
-        panels = [
-            (f"layer {number}", weights.mean(0)) for number, weights in zip(layers, attention.weights, strict=True)
-        ]
+        panels = [(f"layer {number}", mean) for number, mean in zip(layers, weights.mean(1), strict=True)]
     else:
         panels = [
-            (
-                f"head {column}" if layer is not None else f"layer {row}",
-                attention.weights[layers.index(row), column - 1],
-            )
+            (f"head {column}" if layer is not None else f"layer {row}", weights[layers.index(row), column - 1])
             for row in (layers if layer is None else [layer])
             for column in (heads if head is None else [head])
         ]
-    return save(draw_panels(attention, panels, title), path)
+    return save(draw_panels(panels, tokens, title), path)
 
 
-def draw_panels(attention: "AttentionWeights", panels: list[tuple[str, "Tensor"]], title: str) -> "Figure":
+def draw_panels(panels: Sequence[tuple[str, "Tensor"]], tokens: Sequence[str], title: str) -> "Figure":
     """A grid of titled panels, with token labels at its left and bottom edges."""
-    count, single = len(attention.ids), len(panels) == 1
+    count, single = len(tokens), len(panels) == 1
     labelled = count <= (LABELLED_SINGLE if single else LABELLED_GRID)
     columns = math.ceil(math.sqrt(1.3 * len(panels)))  # a landscape format
     rows = math.ceil(len(panels) / columns)
@@ -72,13 +66,13 @@ def draw_panels(attention: "AttentionWeights", panels: list[tuple[str, "Tensor"]
         if number >= len(panels):
             axes.set_axis_off()
             continue
-        name, weights = panels[number]
-        image = heat_map(axes, weights.numpy())
+        name, panel = panels[number]
+        image = heat_map(axes, panel.numpy())
         left, bottom = number % columns == 0, number + columns >= len(panels)
         if not single:
             axes.set_title(name, fontsize=9)
         if labelled:
-            label_tokens(axes, attention, left, bottom, size=9 if single else 7)
+            label_tokens(axes, tokens, left, bottom, size=9 if single else 7)
         elif not single:
             axes.set_xticks([])
             axes.set_yticks([])
@@ -91,21 +85,20 @@ def draw_panels(attention: "AttentionWeights", panels: list[tuple[str, "Tensor"]
     return figure
 
 
-def draw_thumbnails(attention: "AttentionWeights", title: str) -> "Figure":
+def draw_thumbnails(weights: "Tensor", layers: Sequence[int], title: str) -> "Figure":
     """A small panel for each head (columns) of each layer (rows)."""
-    layers, heads = attention.weights.shape[:2]
-    figure = new_figure(0.9 * heads + 1.8, 0.9 * layers + 1.2)
-    grid = figure.subplots(layers, heads, squeeze=False)
+    rows, columns = weights.shape[:2]
+    figure = new_figure(0.9 * columns + 1.8, 0.9 * rows + 1.2)
+    grid = figure.subplots(rows, columns, squeeze=False)
     for row, panels in enumerate(grid):
         for column, axes in enumerate(panels):
-            image = heat_map(axes, attention.weights[row, column].numpy())
+            image = heat_map(axes, weights[row, column].numpy())
             axes.set_xticks([])
             axes.set_yticks([])
             if row == 0:
                 axes.set_title(f"head {column + 1}" if column == 0 else str(column + 1), fontsize=9)
             if column == 0:
-                number = attention.layers[row]
-                axes.set_ylabel(f"layer {number}" if row == 0 else str(number), fontsize=9)
+                axes.set_ylabel(f"layer {layers[row]}" if row == 0 else str(layers[row]), fontsize=9)
     figure.supxlabel("each panel: queries from top to bottom, keys from left to right", fontsize=9, color=GREY)
     finish(figure, image, grid, title)
     return figure
@@ -125,43 +118,47 @@ def heat_map(axes: "Axes", weights: Any) -> Any:
     return axes.imshow(weights, cmap=colormap(), vmin=0, vmax=1, interpolation="nearest")
 
 
-def label_tokens(axes: "Axes", attention: "AttentionWeights", left: bool, bottom: bool, size: float) -> None:
+def label_tokens(axes: "Axes", tokens: Sequence[str], left: bool, bottom: bool, size: float) -> None:
     """Label the left and bottom edges of a panel with the tokens. size: font size in points."""
-    labels = [token_label(token, id) for token, id in zip(attention.tokens, attention.ids, strict=True)]
-    positions = range(len(labels))
-    axes.set_yticks(positions if left else [], labels if left else [], fontsize=size, family="monospace")
-    axes.set_xticks(positions if bottom else [], labels if bottom else [], fontsize=size, family="monospace")
-    axes.tick_params("x", rotation=90 if max(map(len, labels)) > 2 else 0)
+    positions = range(len(tokens))
+    axes.set_yticks(positions if left else [], tokens if left else [], fontsize=size, family="monospace")
+    axes.set_xticks(positions if bottom else [], tokens if bottom else [], fontsize=size, family="monospace")
+    axes.tick_params("x", rotation=90 if max(map(len, tokens)) > 2 else 0)
     axes.tick_params(length=0)
 
 
-def plot_logit_lens(lens: "LayerPredictions", path: str | os.PathLike[str] | None, start: int, most: int) -> "Figure":
-    """The most likely next token in a grid of layers (rows, the last on top) and tokens of the text (columns)."""
-    count = len(lens.ids)
+def plot_logit_lens(
+    probs: "Tensor", predicted: "Tensor", layers: Sequence[int], ids: Sequence[int], names: Mapping[int, str],
+    tokens: Sequence[str], path: Picture, start: int, most: int,
+) -> "Figure":  # fmt: skip
+    """The most likely next token in a grid of layers (rows, the last on top) and tokens of the text (columns).
+
+    probs, predicted: (layers, T), the probability and the ID of the most likely token.    names: labels of these IDs.
+    ids, tokens: the text.
+    """
+    count = len(ids)
     columns = range(max(0, start), min(count, start + most))
     if not columns:
         raise ValueError(f"the text has {count} tokens: start must be 0 to {count - 1}, and most 1 or more")
-    figure = new_figure(1.6 + 0.85 * max(len(columns), 6), 1.5 + 0.34 * len(lens.layers))
+    figure = new_figure(1.6 + 0.85 * max(len(columns), 6), 1.5 + 0.34 * len(layers))
     from matplotlib.patches import Rectangle
 
     axes = figure.subplots()
-    probs = lens.probs[:, columns.start : columns.stop, 0].numpy()
-    image = axes.imshow(probs, cmap=colormap(), vmin=0, vmax=1, aspect="auto", origin="lower")
-    following = lens.ids[columns.start + 1 :]
-    for row, ids in enumerate(lens.predicted[:, columns.start : columns.stop, 0].tolist()):
-        for column, id in enumerate(ids):
+    shares = probs[:, columns.start : columns.stop].numpy()
+    image = axes.imshow(shares, cmap=colormap(), vmin=0, vmax=1, aspect="auto", origin="lower")
+    following = ids[columns.start + 1 :]
+    for row, best in enumerate(predicted[:, columns.start : columns.stop].tolist()):
+        for column, id in enumerate(best):
             correct = column < len(following) and following[column] == id
             axes.text(
-                column, row, token_label(lens.names[id], id), ha="center", va="center", fontsize=8, family="monospace",
-                color="white" if probs[row, column] > 0.5 else INK, fontweight="bold" if correct else "normal",
+                column, row, names[id], ha="center", va="center", fontsize=8, family="monospace",
+                color="white" if shares[row, column] > 0.5 else INK, fontweight="bold" if correct else "normal",
             )  # fmt: skip
             if correct:
                 corner = column - 0.47, row - 0.45
                 axes.add_patch(Rectangle(corner, 0.94, 0.9, fill=False, edgecolor=VERMILLION, linewidth=1.4, zorder=3))
-    labels = [token_label(lens.tokens[i], lens.ids[i]) for i in columns]
-    axes.set_xticks(range(len(labels)), labels, family="monospace")
-    layers = ["embeddings" if number == 0 else str(number) for number in lens.layers]
-    axes.set_yticks(range(len(layers)), layers)
+    axes.set_xticks(range(len(columns)), tokens[columns.start : columns.stop], family="monospace")
+    axes.set_yticks(range(len(layers)), ["embeddings" if number == 0 else str(number) for number in layers])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_ylabel("layer")
@@ -171,11 +168,9 @@ def plot_logit_lens(lens: "LayerPredictions", path: str | os.PathLike[str] | Non
     return save(figure, path)
 
 
-def plot_confusion(agreement: "Agreement", path: str | os.PathLike[str] | None) -> "Figure":
-    """The confusion matrix: counts, shaded by their share of the row. ValueError: three or more raters."""
-    if agreement.confusion is None:
-        raise ValueError("a confusion matrix has two raters: call agreement() with two of them")
-    counts, size = agreement.confusion, len(agreement.categories)
+def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Picture) -> "Figure":
+    """The confusion matrix of two raters: counts (first, second), shaded by their share of the row."""
+    size = len(categories)
     totals = counts.sum(axis=1, keepdims=True)
     shares = counts / totals.clip(min=1)
     figure = new_figure(2.6 + 0.8 * size, 1.8 + 0.6 * size)
@@ -185,38 +180,36 @@ def plot_confusion(agreement: "Agreement", path: str | os.PathLike[str] | None) 
         for column, count in enumerate(values):
             color = "white" if shares[row, column] > 0.5 else INK
             axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=color)
-    names = [token_label(str(name), 0) for name in agreement.categories]
+    names = [token_label(str(name)) for name in categories]
     axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 6 else 0)
     axes.set_yticks(range(size), names)
     axes.tick_params(length=0)
     axes.set_ylabel("first rater")
     axes.set_xlabel("second rater")
-    finish(figure, image, axes, f"Agreement {agreement.percent:.1%}, κ = {agreement.kappa:.2f}", "share of the row")
+    finish(figure, image, axes, title, "share of the row")
     return save(figure, path)
 
 
-def plot_estimates(estimates: "Estimates", path: str | os.PathLike[str] | None) -> "Figure":
-    """Estimates with intervals, beside those from the model's labels alone."""
-    series = [(estimates, BLUE, f"corrected ({estimates.method})")]
-    if estimates.naive is not None:
-        series.append((estimates.naive, VERMILLION, "model's labels alone"))
-    figure = new_figure(6.5, 1.6 + 0.7 * len(estimates.term))
+def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture) -> "Figure":
+    """Estimates with intervals beside each other. series: columns term, estimate, lower and upper, by their label."""
+    terms = next(iter(series.values()))["term"]
+    figure = new_figure(6.5, 1.6 + 0.7 * len(terms))
     axes = figure.subplots()
-    for number, (result, color, label) in enumerate(series):
-        columns = result.columns
-        rows = [row + (number - (len(series) - 1) / 2) * 0.25 for row in range(len(result.term))]
+    for number, (label, columns) in enumerate(series.items()):
+        rows = [row + (number - (len(series) - 1) / 2) * 0.25 for row in range(len(terms))]
         lengths = [columns["estimate"] - columns["lower"], columns["upper"] - columns["estimate"]]
+        color = (BLUE, VERMILLION)[number]
         axes.errorbar(columns["estimate"], rows, xerr=lengths, fmt="o", color=color, capsize=3, label=label)
     axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
-    axes.set_yticks(range(len(estimates.term)), [token_label(term, 0) for term in estimates.term])
-    axes.set_ylim(len(estimates.term) - 0.5, -0.5)
-    axes.set_xlabel(f"estimate with {estimates.confidence:.0%} interval")
+    axes.set_yticks(range(len(terms)), [token_label(term) for term in terms])
+    axes.set_ylim(len(terms) - 0.5, -0.5)
+    axes.set_xlabel(f"estimate with {confidence:.0%} interval")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper right", frameon=False, fontsize=9, ncols=2)
     return save(figure, path)
 
 
-def plot_accuracy(accuracy: dict[str, Any], path: str | os.PathLike[str] | None) -> "Figure":
+def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
     """The accuracy of each phenomenon with its interval, from the largest. The last row is that of all pairs."""
     rows = list(zip(*(accuracy[name] for name in ("phenomenon", "n", "accuracy", "lower", "upper")), strict=True))
     total = rows.pop() if len(rows) > 1 else None
@@ -247,20 +240,18 @@ def plot_accuracy(accuracy: dict[str, Any], path: str | os.PathLike[str] | None)
 TITLES = {"resid": "Residual stream", "attn": "Attention", "mlp": "MLP", "heads": "Heads, all positions"}
 
 
-def plot_patching(result: "Patching", path: str | os.PathLike[str] | None, kinds: list[str]) -> "Figure":
-    """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads (columns)."""
+def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Picture) -> "Figure":
+    """Heat maps of effects: layers (rows, the first at the bottom), and positions or heads (columns).
+
+    effects: arrays (layers, T), or for "heads" (layers, heads), by kind.    tokens: labels of the positions.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
-    effects = {kind: result.effects(kind).numpy() for kind in kinds}
     count = max(values.shape[1] for values in effects.values())
     width = max(4.0, 0.28 * min(count, LABELLED_SINGLE))
-    figure = new_figure(width * len(kinds) + 1.4, 2.6 + 0.28 * max(map(len, effects.values())))
-    grid = figure.subplots(1, len(kinds), squeeze=False)
+    figure = new_figure(width * len(effects) + 1.4, 2.6 + 0.28 * max(map(len, effects.values())))
+    grid = figure.subplots(1, len(effects), squeeze=False)
     colors = LinearSegmentedColormap.from_list("effects", [VERMILLION, "white", BLUE])
-    labels = [
-        token_label(token, position) + ("" if token == other else f" → {token_label(other, position)}")
-        for position, (token, other) in enumerate(zip(result.tokens, result.corrupted_tokens, strict=True))
-    ]
     for axes, (kind, values) in zip(grid.flat, effects.items(), strict=True):
         image = axes.imshow(values, cmap=colors, vmin=-1, vmax=1, aspect="auto", origin="lower")
         axes.set_title(TITLES[kind], fontsize=10)
@@ -271,8 +262,8 @@ def plot_patching(result: "Patching", path: str | os.PathLike[str] | None, kinds
         if kind == "heads":
             axes.set_xticks(range(values.shape[1]), [str(head + 1) for head in range(values.shape[1])])
             axes.set_xlabel("head")
-        elif len(labels) <= LABELLED_SINGLE:
-            axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8, family="monospace")
+        elif len(tokens) <= LABELLED_SINGLE:
+            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8, family="monospace")
             axes.set_xlabel("token, clean → corrupted")
         else:
             axes.set_xlabel("position")
@@ -295,7 +286,7 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def save(figure: "Figure", path: str | os.PathLike[str] | None) -> "Figure":
+def save(figure: "Figure", path: Picture) -> "Figure":
     """Write the figure to `path`, unless it is None."""
     if path is not None:
         figure.savefig(path, dpi=160, facecolor="white")
@@ -309,14 +300,19 @@ def colormap() -> Any:
     return LinearSegmentedColormap.from_list("blue", ["white", BLUE])
 
 
-def listed(numbers: list[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     """A range or an enumeration: "1 to 4", or "4, 8 or 12"."""
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+    if len(numbers) > 2 and [*numbers] == [*range(numbers[0], numbers[-1] + 1)]:
         return f"{numbers[0]} to {numbers[-1]}"
     return " or ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
 
-def token_label(token: str | None, id: int) -> str:
+def token_labels(tokens: Iterable[str | None], ids: Iterable[int]) -> list[str]:
+    """The labels of a text's tokens."""
+    return [token_label(token, id) for token, id in zip(tokens, ids, strict=True)]
+
+
+def token_label(token: str | None, id: int = 0) -> str:
     """A token with visible white space, shortened to MAX_LABEL characters; its ID if the string is unknown."""
     if token is None:
         return f"#{id}"

@@ -44,6 +44,7 @@ from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Past
 from minhub_py.models.steps import (
     Add,
+    AddToSaved,
     Attend,
     CrossAttend,
     DeltaRule,
@@ -132,6 +133,11 @@ class Points:
                         if (shared := self.sources.pop(start + name, None)) is not None:
                             self.sources[f"{start}shared.{name}"] = shared
                     self.sources[f"{start}mlp"] = Source(path, "output", size, len(layers))
+                    layers[-1].append(path)
+                    tail = []
+                case AddToSaved():  # the MLP and the experts
+                    path = paths[id(step.norm)]
+                    self.sources[f"{prefix}layers.{len(layers)}.mlp"] = Source(path, "output", size, len(layers))
                     layers[-1].append(path)
                     tail = []
                 case Recurrent():

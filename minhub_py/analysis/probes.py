@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import is_number, whole
 from minhub_py.system.extras import require
 
@@ -77,8 +78,9 @@ def probe(
             f"activations must have a row for each of the {len(labels)} labels, not the shape {x.shape}: pass the "
             "activations of one point, pooled to a row per text"
         )
-    if not np.isfinite(x).all() or (labels.dtype.kind == "f" and not np.isfinite(labels).all()):
-        raise ValueError("activations and y must not contain missing or infinite values")
+    infinite = not np.isfinite(x).all() or (labels.dtype.kind == "f" and not np.isfinite(labels).all())
+    if infinite or any(map(is_missing, [*(y if labels.ndim == 1 else ()), *(() if groups is None else groups)])):
+        raise ValueError("activations, y and groups must not contain missing or infinite values: remove those rows")
     folds = whole("folds", folds, 2)
     _, owners = np.unique(owners, return_inverse=True)
     count = owners.max() + 1

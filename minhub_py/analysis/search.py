@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minhub_py.analysis.surprisal import Columns
+from minhub_py.analysis.columns import Columns
 from minhub_py.inference.arguments import whole
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]

@@ -150,13 +150,16 @@ def owners_of(
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
     last = np.maximum.accumulate(np.minimum(np.searchsorted(ends, offsets[:, 1]), len(parts) - 1))
     first = np.searchsorted(ends, offsets[:, 0], side="right")
-    special = encoding.special_tokens_mask
-    count = len(special)
-    while count and special[count - 1]:
-        count -= 1
+    special, count = encoding.special_tokens_mask, length_without_end(encoding)
     shared = [(int(first[i]), int(last[i])) for i in np.flatnonzero(first < last) if not special[i]]
     owners = [None if special[i] else int(last[i]) for i in range(count)]
     return list(encoding.ids[:count]), owners, shared
+
+
+def length_without_end(encoding: Any) -> int:
+    """The number of tokens without special tokens at the end, such as an end-of-sequence token."""
+    special = encoding.special_tokens_mask
+    return max((position for position, is_special in enumerate(special, 1) if not is_special), default=0)
 
 
 def as_texts(name: str, values: Iterable[str | None]) -> list[str | None]:

@@ -17,6 +17,7 @@ from warnings import warn
 import numpy as np
 from torch import Tensor
 
+from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.measures import (
     Boundaries,
     Measures,
@@ -33,17 +34,9 @@ from minhub_py.analysis.tokens import encodings, token_strings
 from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
-from minhub_py.system import html
 from minhub_py.system.spelling import setting
 
 NO_MEASURES = Measures()
-
-
-class Columns(dict[str, Any]):
-    """Arrays or lists of equal length, by name. Notebooks show a table."""
-
-    def _repr_html_(self) -> str:
-        return html.table(self)
 
 
 def word_logprobs(

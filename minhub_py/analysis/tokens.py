@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from reprlib import repr as brief
 from typing import Any
 from warnings import warn
@@ -67,6 +67,30 @@ def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) ->
         else:
             raise ValueError(f"texts must be strings or lists of token IDs, but text {number} is {brief(text)}")
     return rows
+
+
+def rows_of_texts(model: Any, tokenizer: Any, texts: Any, name: str = "text") -> list[list[int]]:
+    """The token IDs of one text or several. ValueError: a text has no tokens or exceeds the context length."""
+    if isinstance(texts, str) or (isinstance(texts, Sequence) and bool(texts) and isinstance(texts[0], Integral)):
+        return [single_row(model, tokenizer, texts, name)]
+    rows = ids_of_texts(model, tokenizer, texts)
+    return [check_length(model, ids, f"{name} {number}") for number, ids in enumerate(rows)]
+
+
+def single_row(model: Any, tokenizer: Any, text: Text, name: str = "the text") -> list[int]:
+    """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is several texts."""
+    [ids] = ids_of_texts(model, tokenizer, [text])
+    return check_length(model, ids, name)
+
+
+def check_length(model: Any, ids: list[int], name: str) -> list[int]:
+    """The token IDs. ValueError: none, or more than the context length. name: of the text, for the message."""
+    if not ids:
+        raise ValueError(f"{name} has no tokens: pass a text that is not empty")
+    limit = None if model.encoder_decoder else model.config.context_length
+    if limit is not None and len(ids) > limit:
+        raise ValueError(f"{name} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten it")
+    return ids
 
 
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.activations import rows_of_texts
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.lens import final
-from minhub_py.analysis.tokens import Text
+from minhub_py.analysis.tokens import Text, rows_of_texts
 from minhub_py.inference.arguments import decoder_of, whole
 from minhub_py.inference.quantize import kind_of
 
@@ -42,10 +41,14 @@ class TunedLens:
     after: dict[int, float]
 
     def __call__(self, layer: int, x: Tensor) -> Tensor:
-        """The states x (T, C) of a layer, mapped."""
+        """The states x (T, C) of a layer, mapped. ValueError: the lens belongs to a model with another width."""
         if layer not in self.weights:
             return x
         A, b = self.weights[layer]
+        if A.size(1) != x.size(-1):
+            raise ValueError(
+                f"lens belongs to a model with {A.size(1)} channels, not {x.size(-1)}: train one for this model"
+            )
         return x + (x.float() @ A.to(x.device).T + b.to(x.device)).to(x.dtype)
 
 

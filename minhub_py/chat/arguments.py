@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
-
 
 def parse_value(text: str, schema: Any) -> Any:
     """The value of a parameter that is written as bare text: a string, or JSON if the schema has another type."""
@@ -75,66 +73,34 @@ def _python_value(node: ast.expr) -> Any:
 
 def parse_literal(text: str, quote: str) -> dict[str, Any]:
     """An object with unquoted keys, as `{city:"Oslo",days:2}`, with `quote` around strings. ValueError: it is not."""
-    value, end = _literal(text, 0, quote)
-    if not isinstance(value, dict) or text[end:].strip():
+    mark = re.escape(quote)
+    tokens = re.compile(rf'(?s){mark}(.*?){mark}|"([^"]*)"|([^\s,:{{}}\[\]"]+)(?=\s*:)|\bNone\b')
+
+    def written(match: re.Match[str]) -> str:
+        strings = [group for group in match.groups() if group is not None]
+        return json.dumps(strings[0]) if strings else "null"
+
+    try:
+        value = json.loads(tokens.sub(written, text))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(value, dict):
         raise ValueError("not an object")
     return value
 
 
-def _literal(text: str, start: int, quote: str) -> tuple[Any, int]:
-    """A value and the position after it."""
-    start += len(text) - start - len(text[start:].lstrip())
-    for mark in (quote, '"'):
-        if text.startswith(mark, start):
-            end = text.index(mark, start + len(mark))
-            return text[start + len(mark) : end], end + len(mark)
-    if text[start : start + 1] in ("{", "["):
-        return _items(text, start, quote)
-    if number := NUMBER.match(text, start):
-        return json.loads(number.group()), number.end()
-    for word, value in (("true", True), ("false", False), ("null", None), ("None", None)):
-        if text.startswith(word, start):
-            return value, start + len(word)
-    raise ValueError(f"not a value: {text[start : start + 20]!r}")
-
-
-def _items(text: str, start: int, quote: str) -> tuple[Any, int]:
-    """An object or an array and the position after it."""
-    closing = "}" if text[start] == "{" else "]"
-    members: dict[str, Any] = {}
-    values: list[Any] = []
-    position = start + 1
-    while True:
-        position += len(text[position:]) - len(text[position:].lstrip(" \t\r\n,"))
-        if text.startswith(closing, position):
-            return (members if closing == "}" else values), position + 1
-        if closing == "}":
-            colon = text.index(":", position)
-            key = text[position:colon].strip().removeprefix(quote).removesuffix(quote).strip('"')
-            members[key], position = _literal(text, colon + 1, quote)
-        else:
-            value, position = _literal(text, position, quote)
-            values.append(value)
-
-
 def end_of_group(text: str, start: int, opening: str, closing: str, quotes: tuple[str, ...]) -> int | None:
     """The position after the bracket that closes a group, which begins before `start`; None if it is incomplete."""
-    depth, quoted, index = 1, "", start
-    while index < len(text):
+    escape = r"\\.|" if set(quotes) <= {"'", '"'} else ""
+    depth, quoted = 1, ""
+    for match in re.finditer(f"(?s){escape}{'|'.join(map(re.escape, (*quotes, opening, closing)))}", text[start:]):
+        token = match.group()
         if quoted:
-            if text[index] == "\\" and len(quoted) == 1 and quoted in "'\"":
-                index += 1
-            elif text.startswith(quoted, index):
-                index += len(quoted) - 1
-                quoted = ""
-        elif any(text.startswith(found := quote, index) for quote in quotes):
-            quoted = found
-            index += len(found) - 1
-        elif text[index] == opening:
-            depth += 1
-        elif text[index] == closing:
-            depth -= 1
+            quoted = "" if token == quoted else quoted
+        elif token in quotes:
+            quoted = token
+        else:
+            depth += (token == opening) - (token == closing)
             if depth == 0:
-                return index + 1
-        index += 1
+                return start + match.end()
     return None

@@ -14,30 +14,25 @@ same reply whether the previous turns are cached or recomputed.
 
 import copy
 import json
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
-from itertools import chain
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.defaults import default_sampling
-from minhub_py.chat.functions import Tool, ToolCall, parse_tools
-from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser, begins_reasoning
+from minhub_py.chat.functions import Tool, parse_tools
+from minhub_py.chat.generation import Prompt, ReplyGeneration, ReplyGenerator
+from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, reasoning_budget, tool_grammar
-from minhub_py.chat.tools import is_complete, parse_arguments, schemas_of
-from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten
-from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, tokenizer_from_pretrained, until
+from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten, steps_of
+from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
-from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Grammar, Vocabulary
-from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
-from minhub_py.inference.sampling import Sampling, StopCriteria, generators
+from minhub_py.inference.sampling import Sampling
 from minhub_py.pretrained import from_pretrained
 
 if TYPE_CHECKING:
@@ -48,7 +43,6 @@ if TYPE_CHECKING:
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None
 MAX_DEFAULT_CONTEXT = 8192  # the KV cache of a longer default could exceed the memory
-PREFIX_CACHE_BYTES = 2**29
 MAX_ROUNDS = 10  # of calls in one reply
 
 
@@ -116,10 +110,8 @@ class Chat:
         self.reply_count = 0
         self.tools, self.thinking = parse_tools(tools), thinking
         self.listener: Callable[[ReplyEvent], object] | None = None
-        self._prefixes: list[CachedPrefix] = []
-        self._disk = None if cache_dir is None else DiskCache(cache_dir, whole("cache_size", cache_size, 1))
-        self._weights: Any = None  # identifies the weights that computed the prefixes
-        self._vocabulary: Vocabulary | None = None
+        disk = None if cache_dir is None else DiskCache(cache_dir, whole("cache_size", cache_size, 1))
+        self._generator = ReplyGenerator(self.model, self.tokenizer, self.template, self.context, disk)
 
     def __repr__(self) -> str:
         count = len(self.turns) // 2
@@ -203,14 +195,9 @@ class Chat:
         if reply is None or not reply.calls or len(results) != len(reply.calls) or not all(map(is_text, results)):
             count = 0 if reply is None else len(reply.calls)
             raise ValueError(f"the latest reply has {count} calls: answer() requires one text for each")
-        updated, turns = self.settings.updated(settings, self.defaults), list(self.turns)
-        question, last = self.turns[-2:]
-        self.turns = self.turns[:-2]
-        try:
-            return self._stream(question, updated, schema, "auto", steps_of(last, results))
-        except ValueError:
-            self.turns = turns
-            raise
+        return self._stream_last(
+            self.settings.updated(settings, self.defaults), schema, steps_of(self.turns[-1], results)
+        )
 
     def regenerate(self, *, schema: Schema = None, **settings: "Unpack[ChatSettings]") -> Reply:
         """Replace the latest reply. For arguments and errors see `stream`.
@@ -228,14 +215,7 @@ class Chat:
         """
         if not self.turns:
             raise ValueError("there is no reply to regenerate: send a message first")
-        updated, turns = self.settings.updated(settings, self.defaults), list(self.turns)
-        question = self.turns[-2:][0]
-        self.undo()
-        try:
-            return self._stream(question, updated, schema)
-        except ValueError:
-            self.turns = turns
-            raise
+        return self._stream_last(self.settings.updated(settings, self.defaults), schema)
 
     def undo(self) -> str:
         """Remove the latest message and its reply.
@@ -272,7 +252,7 @@ class Chat:
             raise ValueError(f"exchanges must be at most {len(self.turns) // 2}, the length of the conversation")
         fork = copy.copy(self)
         fork.turns = self.turns[: None if exchanges is None else 2 * exchanges]
-        fork.events, fork._prefixes = [], list(self._prefixes)
+        fork.events, fork._generator = [], self._generator.copy()
         return fork
 
     # Replies
@@ -285,33 +265,45 @@ class Chat:
         assert reply is not None
         return reply
 
+    def _stream_last(
+        self, settings: ReplySettings, schema: Schema, steps: tuple[dict[str, Any], ...] = ()
+    ) -> TextStream:
+        """Stream a reply in place of the latest one, or after `steps`. ValueError: the conversation does not change."""
+        turns = list(self.turns)
+        question = self.turns[-2:][0]
+        del self.turns[-2:]
+        try:
+            return self._stream(question, settings, schema, steps=steps)
+        except ValueError:
+            self.turns = turns
+            raise
+
     def _stream(
         self, question: Turn, settings: ReplySettings, schema: Schema, tool_choice: str = "auto",
         steps: tuple[dict[str, Any], ...] = (),
     ) -> TextStream:  # fmt: skip
         """Check everything that can fail, then return the generator of the reply."""
-        stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
-        stop = replace(stop, ids=stop.ids | self.template.end_ids)
         tools = self._chosen(tool_choice)
-        if tools:
-            stop = replace(stop, ids=stop.ids | self.template.markup.end_ids)
-        prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
-        grammar = self._grammar(tools, tool_choice, schema, prompt[0], stop.ids, settings.max_new_tokens)
+        functions = {tool.name: tool for tool in tools if tool.function is not None}
+
+        def prompt(required: bool) -> Prompt:
+            ids, dropped = self._prompt(question, settings.max_new_tokens, steps, tools)
+            return self._generator.prompt(ids, dropped, settings, tools, required=required, schema=schema)
+
+        prepared = prompt(tool_choice != "auto")
 
         def run() -> TextStream:
-            nonlocal prompt, grammar, steps
+            nonlocal prepared, steps
             for remaining in range(MAX_ROUNDS, -1, -1):
-                yield from self._generate(question, settings, stop, prompt, steps, tools, grammar)
+                yield from self._generate(question, prepared, steps)
                 turn = self.turns[-1]
-                functions = {tool.name: tool for tool in tools if tool.function is not None}
                 calls = () if turn.reply is None else turn.reply.calls
                 if not calls or remaining == 0 or any(call.name not in functions for call in calls):
                     return
                 steps = steps_of(turn, [functions[call.name].run(call) for call in calls])
                 previous, self.turns = self.turns, self.turns[:-2]
                 try:
-                    prompt = self._prompt(question, settings.max_new_tokens, steps, tools)
-                    grammar = self._grammar(tools, "auto", schema, prompt[0], stop.ids, settings.max_new_tokens)
+                    prepared = prompt(required=False)
                 except ValueError:  # the results exceed the context: the reply remains as it is
                     self.turns = previous
                     raise
@@ -328,107 +320,21 @@ class Chat:
             raise ValueError(f"tool_choice must be auto, none, required or a tool ({names}), not {choice!r}")
         return chosen
 
-    def _grammar(
-        self, tools: tuple[Tool, ...], choice: str, schema: Schema, ids: list[int], ends: frozenset[int],
-        max_new_tokens: int,
-    ) -> Grammar | LazyGrammar | None:  # fmt: skip
-        """The grammar of a reply, if it has one. ValueError: it is invalid."""
-        markup = self.template.markup
-        if schema is None and not tools:
-            return None
-        try:
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, ends)
-        except ValueError:
-            if schema is not None or choice != "auto":
-                raise
-            return None  # the tokenizer does not support grammars: calls are not constrained
-        if not tools and not markup.reasons:
-            return self._vocabulary.grammar(schema)
-        schemas = schemas_of([tool.definition for tool in tools])
-        required = bool(tools) and choice != "auto"
-        budget = reasoning_budget(min(max_new_tokens, self.context - len(ids)))
-        requirements = ToolChoice(required, True, begins_reasoning(markup, self._tail(ids)), budget, schema)
-        return tool_grammar(self._vocabulary, markup, schemas, requirements)
-
-    def _tail(self, ids: list[int]) -> str:
-        """The end of a prompt, which can begin the reasoning."""
-        tail: str = self.tokenizer.decode(ids[-64:], skip_special_tokens=False)
-        return tail
-
-    def _generate(
-        self, question: Turn, settings: ReplySettings, stop: StopCriteria, prompt: tuple[list[int], int],
-        steps: tuple[dict[str, Any], ...], tools: tuple[Tool, ...], grammar: Grammar | LazyGrammar | None,
-    ) -> TextStream:  # fmt: skip
+    def _generate(self, question: Turn, prompt: Prompt, steps: tuple[dict[str, Any], ...]) -> TextStream:
         """Generate one reply, and store it as the last turn."""
-        ids, dropped = prompt
-        [generator] = generators(1, None if settings.seed is None else (settings.seed + self.reply_count) % 2**63)
+        generation = ReplyGeneration(self._generator, prompt, self.reply_count, self._notify)
         self.reply_count += 1
-        batch = self._batch()
-        row = batch.admit(
-            ids, min(settings.max_new_tokens, self.context - len(ids)), sampling=settings.sampling,
-            generator=generator, stop=stop, logprobs=True, top=settings.top,
-            matcher=None if grammar is None else grammar.matcher(),
-        )  # fmt: skip
-        seed = generator.initial_seed()
-        index, events, deltas, parts = len(self.turns), list[Event](), list[str](), list[ReplyEvent]()
-        self.events = events
-        start = time.perf_counter()
-
-        def new_ids() -> Iterator[int]:
-            while len(batch):
-                for event in batch.step():
-                    events.append(event)
-                    yield event.id
-
+        self.events, index = generation.events, len(self.turns)
         self.turns.append(question)
-        interrupted_step = True
         try:
-            text = until(self._decoded(new_ids(), ids, tools, parts), stop.strings)
-            for delta in without_leading_space(text) if self.template.kind == "plain" else text:
-                deltas.append(delta)
-                yield delta
-            interrupted_step = False
-        except GeneratorExit:  # raised between two steps
-            interrupted_step = False
-            raise
+            yield from generation.deltas()
         finally:
-            cached = batch.cached_tokens.get(row, 0)
-            reply = Reply(
-                "".join(deltas), [event.id for event in events], [event.logprob or 0.0 for event in events],
-                [list(event.top) for event in events] if settings.top else [],
-                (events[-1].end if events else None) or "interrupted", len(ids) - cached, cached, dropped,
-                time.perf_counter() - start, seed, *reasoning_and_calls(parts, self.reply_count, self._is_cut()),
-            )  # fmt: skip
+            reply = generation.reply()
             self.turns[index:] = [question, Turn("assistant", reply.text, reply, steps)]
-            if interrupted_step:  # the batch's cache may be inconsistent
-                self._prefixes = []
-            else:
-                batch.retire(row)
-                self._prefixes = batch.prefixes
 
-    def _decoded(
-        self, new_ids: Iterator[int], prompt: list[int], tools: tuple[Tool, ...], parts: list[ReplyEvent]
-    ) -> Iterator[str]:
-        """The text of a reply. Its reasoning and calls are added to `parts`."""
-        markup = self.template.markup
-        if not tools and not markup.reasons:
-            yield from decode_stream(self.tokenizer, new_ids, prompt)
-            return
-        schemas = schemas_of([tool.definition for tool in tools]) if tools else None
-        parser = ReplyParser(markup, schemas, self._tail(prompt), prompt)
-        for id in chain(new_ids, (None,)):
-            for event in parser.close(cut=self._is_cut()) if id is None else parser.add(id):
-                if event.kind == "content":
-                    yield event.text
-                    continue
-                parts.append(event)
-                if self.listener is not None:
-                    self.listener(event)
-
-    def _is_cut(self) -> bool:
-        """Whether the reply ended by its maximum number of tokens."""
-        return bool(self.events) and self.events[-1].end == "length"
+    def _notify(self, event: ReplyEvent) -> None:
+        if self.listener is not None:
+            self.listener(event)
 
     def _prompt(
         self, question: Turn, max_new_tokens: int, steps: tuple[dict[str, Any], ...] = (), tools: tuple[Tool, ...] = ()
@@ -460,17 +366,6 @@ class Chat:
         switch = self.template.markup.switch
         return {**effort, **({switch: bool(self.thinking)} if switch else {})}
 
-    def _batch(self) -> Batch:
-        """A batch for one reply, with the prefix cache unless the weights have changed, for example by training."""
-        weights = identity_of_weights(self.model)
-        if weights != self._weights and self._disk is not None:
-            self._disk.weights_changed()
-        batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES, disk=self._disk)
-        if weights == self._weights:
-            batch.prefixes = self._prefixes
-        self._weights = weights
-        return batch
-
     # Files
 
     def to_json(self) -> dict[str, Any]:
@@ -489,20 +384,7 @@ class Chat:
         Raises:
             ValueError: The data is not a saved chat. The conversation does not change.
         """
-        try:
-            if data["minhub_chat"] != 1:
-                raise ValueError("another version of this package wrote it")
-            system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
-            saved = dict(data["settings"])
-            if saved.get("logit_bias"):  # JSON's keys are strings
-                saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
-            settings = ReplySettings(**self.defaults).updated(saved, self.defaults)
-            turns = [parse_turn(turn) for turn in data["turns"]]
-            if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
-                raise ValueError("user and assistant messages do not alternate")
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"not a saved chat: {error}") from error
-        self.system, self.settings, self.reply_count, self.turns = system, settings, reply_count, turns
+        self.system, self.settings, self.reply_count, self.turns = parse_saved(data, self.defaults)
 
     def save(self, path: str | Path) -> None:
         """Write the conversation to a JSON file.
@@ -528,36 +410,22 @@ class Chat:
             raise ValueError(f"{path}: {error}") from error
 
 
-def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """The messages of a reply with calls and of their results, after those of previous calls."""
-    calls = turn.reply.calls if turn.reply is not None else ()
-    answers = ({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
-               for call, result in zip(calls, results, strict=True))  # fmt: skip
-    return (*turn.steps, turn.message, *answers)
-
-
-def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
-    """The reasoning and the calls of a reply.
-
-    number: of the reply in its chat, for the IDs of calls.    cut: whether the last call may be incomplete.
-    """
-    names = [part.text for part in parts if part.kind == "call"]
-    arguments = ["".join(part.text for part in parts if part[::2] == ("arguments", index))
-                 for index in range(len(names))]  # fmt: skip
-    if cut and arguments and not is_complete(arguments[-1]):
-        del names[-1], arguments[-1]
-    calls = [ToolCall(f"c{number:05d}{index:03d}", name, parse_arguments(text))
-             for index, (name, text) in enumerate(zip(names, arguments, strict=True))]  # fmt: skip
-    return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(calls)
-
-
-def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:
-    """Text deltas without the space that follows `Assistant:` in a plain dialogue."""
-    for delta in deltas:
-        if stripped := delta.lstrip():
-            yield stripped
-            break
-    yield from deltas
+def parse_saved(data: Any, defaults: Mapping[str, Any]) -> tuple[str | None, ReplySettings, int, list[Turn]]:
+    """System prompt, settings, number of replies and turns of a saved chat. ValueError: it is invalid."""
+    try:
+        if data["minhub_chat"] != 1:
+            raise ValueError("another version of this package wrote it")
+        system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
+        saved = dict(data["settings"])
+        if saved.get("logit_bias"):  # JSON's keys are strings
+            saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}
+        settings = ReplySettings(**defaults).updated(saved, defaults)
+        turns = [parse_turn(turn) for turn in data["turns"]]
+        if [turn.role for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
+            raise ValueError("user and assistant messages do not alternate")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a saved chat: {error}") from error
+    return system, settings, reply_count, turns
 
 
 def check_system(system: Any) -> str | None:

@@ -38,6 +38,26 @@ def limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # open files remain open
 
 
+class Mapping:
+    """The function `dict`, without access to the attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def raise_exception(message: object) -> None:
+    raise RejectedError(message)
+
+
 def make_environment(marks: list[str] | None = None) -> Any:
     """Jinja's sandbox with the extensions, filters and functions that transformers provides.
 
@@ -66,15 +86,6 @@ def make_environment(marks: list[str] | None = None) -> Any:
             assert marks is not None
             return f"{marks[0]}{caller()}{marks[1]}"
 
-    class Mapping:
-        """The function `dict`, without access to the attributes of the class."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict(*args, **kwargs)
-
-        def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args, **kwargs)
-
     class Namespace(jinja2.utils.Namespace):
         """A namespace that rejects names with a leading underscore."""
 
@@ -92,14 +103,6 @@ def make_environment(marks: list[str] | None = None) -> Any:
     def check_name(name: object) -> None:
         if isinstance(name, str) and name.startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
-
-    def to_json(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def raise_exception(message: object) -> None:
-        raise RejectedError(message)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]

@@ -6,40 +6,37 @@
             ...
     parser.close()
 
-The events do not depend on how the text is split into tokens. A call that cannot be parsed is returned as text.
-If the reply was cut in a call before its arguments, this call is dropped; later, its arguments are incomplete JSON.
+The events do not depend on how the text is split into tokens. A call is an event when its arguments are complete. A
+call that cannot be parsed is returned as text, and a call that was cut is dropped: some clients would call the function
+without its missing arguments.
 """
 
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from minhub_py.chat.arguments import end_of_group, parse_literal, parse_python, parse_value
-from minhub_py.chat.json_reader import JSONReader
 from minhub_py.chat.markers import MarkedStream, is_marker
-from minhub_py.chat.tool_format import ID, KEY, Markup
+from minhub_py.chat.text_reader import Steps, TextReader
+from minhub_py.chat.tool_format import KEY, Markup
+from minhub_py.chat.tools import is_complete
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
 MAX_NAME = 256  # characters
-Kind = Literal["content", "reasoning", "call", "arguments"]
-Steps = Generator[None, None, Any]
+Kind = Literal["content", "reasoning", "call"]
 
 
 class ReplyEvent(NamedTuple):
-    """A part of a reply.
-
-    kind: "content", "reasoning", "call" (text is the function's name) or "arguments" (text is a part of their JSON).
-    index: number of the call.
-    """
+    """A part of a reply: text, reasoning or a call. text: of a call, its name.    arguments: JSON text."""
 
     kind: Kind
     text: str
-    index: int = 0  # type: ignore[assignment]  # hides tuple.index
+    arguments: str = ""
 
 
-class ReplyParser:
+class ReplyParser(TextReader):
     """Parses a reply.
 
     Args:
@@ -52,12 +49,12 @@ class ReplyParser:
     def __init__(
         self, markup: Markup, tools: Mapping[str, Any] | None = None, prompt: str = "", prompt_ids: Iterable[int] = ()
     ) -> None:
+        super().__init__()
         self.markup, self.tools, self.format = markup, tools, markup.tools
         self.stream = MarkedStream(markup.alphabet, list(prompt_ids))
-        self.text, self.position, self.ended = "", 0, False
-        self.cut, self.exhausted = False, False  # exhausted: the section requires text after the end
+        self.cut = False
         self.events: list[ReplyEvent] = []
-        self.calls = 0  # number of calls begun
+        self.calls = 0
         self.spaces = ""  # at the end of the text so far; dropped before calls
         self.has_content, self.after_markup = False, False
         self.is_reasoning, self.reasoning_tokens = False, 0
@@ -89,14 +86,18 @@ class ReplyParser:
         return events
 
     def _emit(self, kind: Kind, text: str) -> None:
-        """Add an event. Consecutive text is joined."""
+        """Add text or reasoning. Consecutive parts are joined."""
         text = self.markup.alphabet.shown(text)
-        if not text:
-            return
-        index = self.calls - 1 if kind in ("call", "arguments") else 0
-        if self.events and kind != "call" and self.events[-1][::2] == (kind, index):
+        if self.events and self.events[-1].kind == kind:
             text = self.events.pop().text + text
-        self.events.append(ReplyEvent(kind, text, index))
+        if text:
+            self.events.append(ReplyEvent(kind, text))
+
+    def _call(self, name: str, arguments: str) -> None:
+        """Add a call."""
+        self.calls += 1
+        shown = self.markup.alphabet.shown
+        self.events.append(ReplyEvent("call", shown(name), shown(arguments)))
 
     def _say(self, kind: Kind, text: str) -> None:
         """Emit content or reasoning, without white space around calls and reasoning."""
@@ -108,58 +109,6 @@ class ReplyParser:
             self.spaces, self.after_markup = "", False
             self.has_content = self.has_content or kind == "content"
         self.spaces += text[len(body) :]
-
-    # Input
-
-    def _peek(self) -> Steps:
-        """The next character; "" at the end."""
-        while self.position >= len(self.text) and not self.ended:
-            yield
-        self.exhausted = self.exhausted or self.position >= len(self.text)
-        return self.text[self.position : self.position + 1]
-
-    def _skip_spaces(self) -> Steps:
-        while (yield from self._peek()).isspace():
-            self.position += 1
-
-    def _expect(self, pattern: str) -> Steps:
-        """Read a pattern with any white space. Returns whether it follows; otherwise, nothing is read."""
-        start, index = self.position, 0
-        pattern = "".join(pattern.split())
-        while index < len(pattern):
-            yield from self._skip_spaces()
-            char, expected = (yield from self._peek()), pattern[index]
-            index += 1
-            if expected == ID:
-                while (char := (yield from self._peek())) and char != pattern[index : index + 1]:
-                    self.position += 1
-            elif expected.isdigit() and char.isdigit():
-                while (yield from self._peek()).isdigit():
-                    self.position += 1
-                while pattern[index : index + 1].isdigit():
-                    index += 1
-            elif char == expected:
-                self.position += 1
-            else:
-                self.position = start
-                return False
-        return True
-
-    def _until(self, stops: Sequence[str], limit: int | None = None) -> Steps:
-        """Read the text before the first of several strings; None if the reply ends or the text is too long before."""
-        longest = max(map(len, stops))
-        searched = self.position
-        while True:
-            found = [index for stop in stops if (index := self.text.find(stop, searched)) >= 0]
-            if found:
-                text = self.text[self.position : min(found)]
-                self.position = min(found)
-                return text
-            if self.ended or (limit is not None and len(self.text) - self.position > limit):
-                self.exhausted = self.exhausted or self.ended
-                return None
-            searched = max(self.position, len(self.text) - longest + 1)
-            yield
 
     def _speak_until(self, kind: Kind, stops: Sequence[str]) -> Steps:
         """Emit text up to the first of several strings and read it. Returns this string; None at the end."""
@@ -264,7 +213,7 @@ class ReplyParser:
         expected = yield from self._expect(after)
         position = start
         while expected:
-            if not (yield from self._call()):
+            if not (yield from self._read_call()):
                 self.position = position
                 break
             yield from self._expect(fmt.end)
@@ -285,28 +234,11 @@ class ReplyParser:
             self.position, self.spaces = start, spaces
             self._say("content", opening)
 
-    def _begin(self, name: str) -> None:
-        self.calls += 1
-        self._emit("call", name)
-
-    def _complete(self, name: str, arguments: Mapping[str, Any]) -> None:
-        self._complete_text(name, json.dumps(arguments, ensure_ascii=False))
-
-    def _complete_text(self, name: str, arguments: str) -> None:
-        self._begin(name)
-        self._emit("arguments", arguments)
-
-    def _call(self) -> Steps:
+    def _read_call(self) -> Steps:
         """A call. Returns whether there is one; text that was read may be part of another format then."""
         yield from self._skip_spaces()
-        kind = self.format.kind
-        if kind == "json":
-            return (yield from self._objects())
-        if kind == "name":
-            return (yield from self._named())
-        if kind == "tags":
-            return (yield from self._tags())
-        return (yield from self._group())
+        read = {"json": self._objects, "name": self._named, "tags": self._tags}.get(self.format.kind, self._group)
+        return (yield from read())
 
     # JSON
 
@@ -325,8 +257,8 @@ class ReplyParser:
                 return self.calls > before
 
     def _object(self, known: bool = False) -> Steps:
-        """A call as a JSON object. known: only functions of the request. Returns whether a call has begun."""
-        name, raw, before = None, None, self.calls
+        """A call as a JSON object. known: only functions of the request. Returns whether there is a call."""
+        name, arguments, before = None, None, self.calls
         try:
             if not (yield from self._expect("{")):
                 return False
@@ -341,59 +273,22 @@ class ReplyParser:
                 key = json.loads((yield from self._value()))
                 if not (yield from self._expect(":")):
                     raise ValueError("a colon is missing")
+                yield from self._skip_spaces()
+                if key == "function" and name is None and (yield from self._peek()) == "{":
+                    yield from self._object(known)
+                    continue
+                value = yield from self._value()
                 if key in (self.format.name_key, *NAME_KEYS) and name is None:
-                    name = json.loads((yield from self._value()))
+                    name = json.loads(value)
                     if not isinstance(name, str) or (known and name not in (self.tools or {})):
                         return False
-                elif key in (self.format.arguments_key, *ARGUMENTS_KEYS) and self.calls == before:
-                    yield from self._skip_spaces()
-                    if name is not None and (yield from self._peek()) == "{":
-                        self._begin(name)
-                        yield from self._stream_value()
-                    else:
-                        raw = yield from self._value()
-                elif key == "function" and name is None and (yield from self._peek_object()):
-                    yield from self._object(known)
-                else:
-                    yield from self._value()
+                elif key in (self.format.arguments_key, *ARGUMENTS_KEYS) and arguments is None:
+                    arguments = arguments_text(value)
         except (ValueError, RecursionError):
             return self.calls > before
-        if name is not None and self.calls == before and (char == "}" or raw is not None):
-            self._begin(name)
-            self._emit("arguments", arguments_text(raw))
+        if name is not None and self.calls == before and (char == "}" or arguments is not None):
+            self._call(name, arguments or "{}")
         return self.calls > before
-
-    def _peek_object(self) -> Steps:
-        yield from self._skip_spaces()
-        return (yield from self._peek()) == "{"
-
-    def _value(self) -> Steps:
-        """The text of a JSON value. ValueError: it is invalid or incomplete."""
-        yield from self._skip_spaces()
-        reader, start, position = JSONReader(), self.position, self.position
-        while True:
-            position, complete = reader.scan(self.text, position)
-            if complete:
-                self.position = position
-                return self.text[start:position]
-            if self.ended:
-                self.exhausted = True
-                raise ValueError("the reply ends in a call")
-            yield
-
-    def _stream_value(self) -> Steps:
-        """Emit a JSON value as arguments while it arrives. ValueError: it is invalid or incomplete."""
-        reader = JSONReader()
-        while True:
-            end, complete = reader.scan(self.text, self.position)
-            self._emit("arguments", self.text[self.position : end])
-            self.position = end
-            if complete:
-                return
-            if self.ended:
-                self.exhausted = True
-                raise ValueError("the reply ends in a call")
-            yield
 
     # Other formats
 
@@ -404,15 +299,15 @@ class ReplyParser:
         if name is None or not valid_name(name) or not (yield from self._expect(middle)):
             return False
         yield from self._skip_spaces()
-        if (yield from self._peek()) == "{":
-            self._begin(name.strip())
-            try:
-                yield from self._stream_value()
-            except ValueError:
-                return True
-            yield from self._expect(self.format.tail)
-            return True
-        return False
+        if (yield from self._peek()) != "{":
+            return False
+        try:
+            arguments = yield from self._value()
+        except ValueError:
+            return False
+        self._call(name.strip(), arguments)
+        yield from self._expect(self.format.tail)
+        return True
 
     def _tags(self) -> Steps:
         """A name and parameters in tags."""
@@ -450,7 +345,7 @@ class ReplyParser:
             self.exhausted = True
             return False  # further parameters are missing
         if not self.ended or rest or arguments:
-            self._complete(name, arguments)
+            self._call(name, json.dumps(arguments, ensure_ascii=False))
             return True
         return False
 
@@ -488,7 +383,7 @@ class ReplyParser:
         except ValueError:
             return False
         self.position = end
-        self._complete(name.strip(), json.loads(shown(json.dumps(arguments, ensure_ascii=False))))
+        self._call(name.strip(), json.dumps(arguments, ensure_ascii=False))
         return True
 
     def _channels(self) -> Steps:
@@ -510,8 +405,8 @@ class ReplyParser:
                 arguments = yield from self._until(ends)
                 text = self.text[self.position :] if arguments is None else arguments
                 self.position += len(text)
-                if text.strip() or arguments is not None or not self.cut:
-                    self._complete_text(recipient.group(1), text.strip() or "{}")
+                if arguments is not None or not self.cut or is_complete(text):
+                    self._call(recipient.group(1), text.strip() or "{}")
             else:
                 analysis = header.partition(channel)[2].strip().startswith("analysis")
                 self.is_reasoning = analysis
@@ -540,10 +435,8 @@ def valid_name(name: str) -> bool:
     return bool(name) and "\n" not in name and not any(map(is_marker, name))
 
 
-def arguments_text(raw: str | None) -> str:
-    """Arguments as JSON text: an object, or the text of a string."""
-    if raw is None:
-        return "{}"
+def arguments_text(raw: str) -> str:
+    """Arguments as JSON text: an object, or the text of a string. ValueError: they are not JSON."""
     value = json.loads(raw)
     if isinstance(value, str):
         return value if value.strip() else "{}"

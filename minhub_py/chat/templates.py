@@ -26,9 +26,10 @@ from minhub_py.chat.sandbox import SANDBOX
 from minhub_py.chat.tool_format import Markup, detect, generic_format
 from minhub_py.chat.tools import prepare, uses_tools
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.storage import Checkpoint, read_object
+from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, content, encode
+from minhub_py.checkpoints.tokenizers.special_tokens import content
+from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
 from minhub_py.system.printable import printable
 
 Message = Mapping[str, Any]
@@ -283,11 +284,8 @@ def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
 
 def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
     """The chat template in a model folder."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            settings |= read_object(folder / name)
-    config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+    settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+    config = read_settings(folder, "config.json")
     tokens = special_tokens(settings)
     for name in ("bos", "eos"):
         if f"{name}_token" not in tokens and type(id := config.get(f"{name}_token_id")) is int and id >= 0:

@@ -415,14 +415,8 @@ def second_call(both: str, name: int, is_object: bool) -> int | None:
     second = both.index(NAMES[1])
     if not is_object:
         return second
-    found = json_after_second(both, second)
+    found = json_after(both, second)
     if found is None:
         return None
-    start, _ = enclosing_object(both, second, found)
+    start, _ = enclosing_object(both, second, found[1])
     return start if start > name else None
-
-
-def json_after_second(both: str, second: int) -> int | None:
-    """The end of the second call's arguments."""
-    found = json_after(both, second)
-    return None if found is None else found[1]

@@ -56,7 +56,7 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def is_complete(arguments: str) -> bool:
-    """Whether the arguments of a reply's call are a complete JSON object: those of a call that was cut are not."""
+    """Whether arguments are a complete JSON object. The arguments of a call that was cut are not."""
     try:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):

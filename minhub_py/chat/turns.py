@@ -1,11 +1,13 @@
 """Settings, replies and messages of conversations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from reprlib import repr as brief
 from typing import Any, Literal
 
 from minhub_py.chat.functions import ToolCall
+from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.tools import parse_arguments
 from minhub_py.inference.arguments import is_text, is_whole, whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
@@ -17,7 +19,7 @@ SAMPLING_FIELDS = Sampling.names()
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """ReplySettings of replies.
+    """Settings of replies.
 
     Attributes:
         max_new_tokens: Maximum number of tokens in a reply.
@@ -165,3 +167,20 @@ def parse_turn(data: Any) -> Turn:
         calls = tuple(ToolCall(**call) for call in reply.get("calls", ()))
         reply = Reply(**{**reply, "top": top, "calls": calls})
     return Turn(data["role"], data["text"], reply, tuple(dict(step) for step in data.get("steps", ())))
+
+
+def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """The messages of a reply with calls and of their results, after those of previous calls."""
+    calls = turn.reply.calls if turn.reply is not None else ()
+    answers = ({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+               for call, result in zip(calls, results, strict=True))  # fmt: skip
+    return (*turn.steps, turn.message, *answers)
+
+
+def reasoning_and_calls(parts: Sequence[ReplyEvent], number: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """The reasoning and the calls of a reply. number: of the reply in its chat, for the IDs of calls."""
+    calls = [part for part in parts if part.kind == "call"]
+    return "".join(part.text for part in parts if part.kind == "reasoning"), tuple(
+        ToolCall(f"c{number:05d}{index:03d}", call.text, parse_arguments(call.arguments))
+        for index, call in enumerate(calls)
+    )

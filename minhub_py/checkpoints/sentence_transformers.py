@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
-from minhub_py.checkpoints.storage import open_pickle, read_json, read_object
+from minhub_py.checkpoints.pickles import open_pickle
+from minhub_py.checkpoints.storage import read_json, read_object, read_settings
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.
@@ -103,12 +104,8 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             normalize = True
         else:
             raise ValueError(f"{folder / 'modules.json'} has a module {brief(kind)}, which is not supported")
-    general = folder / "config_sentence_transformers.json"
-    settings = read_object(general) if general.exists() else {}
-    transformer: dict[str, Any] = {}
-    for name in TRANSFORMER_SETTINGS:
-        if (folder / name).exists():
-            transformer = read_object(folder / name)
+    settings = read_settings(folder, "config_sentence_transformers.json")
+    transformer = read_settings(folder, *[name for name in TRANSFORMER_SETTINGS if (folder / name).exists()][-1:])
     prompts = settings.get("prompts") or {}
     return EmbeddingSettings(
         pooling=pooling, include_prompt=include_prompt, dense=tuple(dense), normalize=normalize,

@@ -19,10 +19,7 @@ from minhub_py.system.console import note
               help="Maximum number of tokens of a reply.")  # fmt: skip
 @sampling_options(chat=True)
 @loading_options
-def chat(
-    model: str, text: tuple[str, ...], system: str | None, revision: str, device: str, dtype: str,
-    quantize: str | None, **settings: Any,
-) -> None:  # fmt: skip
+def chat(model: str, text: tuple[str, ...], system: str | None, loading: dict[str, Any], **settings: Any) -> None:
     """Chat with MODEL in the terminal.
 
     Type a message and press Enter. A pasted text is one message, even with several lines. Ctrl-C stops a reply and
@@ -40,7 +37,7 @@ def chat(
     from minhub_py.chat.wrap import without_echo
 
     with without_echo():
-        network, tokenizer = open_model(model, revision, device, dtype, quantize)
+        network, tokenizer = open_model(model, **loading)
 
     from minhub_py.chat.conversation import Chat
     from minhub_py.chat.terminal import run

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
-from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
 
 texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
@@ -31,7 +31,7 @@ texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT.
 @json_option
 def rerank(
     model: str, query: str, texts: tuple[str, ...], top: int | None, raw_scores: bool, instruction: str | None,
-    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Sort texts by their relevance to QUERY.
 
@@ -45,28 +45,18 @@ def rerank(
     With --out, the rows of FILEs keep their order, and the new column `score` contains the relevance. See `minhub score
     --help` for supported FILEs and for interrupted jobs.
     """
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    column = options["column"]
-    if options["out"]:
-        if top is not None:
-            raise click.UsageError("--top is for printed texts: remove it, or --out.")
-        settings = {"query": query, "raw_scores": raw_scores, "instruction": instruction}
-        jobs.run("rerank", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
-        return
-    rows = read_texts(texts, column, options)
-    from minhub_py.analysis.classify import rerank as rerank_texts
-    from minhub_py.jobs.tasks import plain
+    if table["out"] and top is not None:
+        raise click.UsageError("--top is for printed texts: remove it, or --out.")
+    settings: dict[str, Any] = {"query": query, "raw_scores": raw_scores, "instruction": instruction}
 
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
-    with progress_bar("Reranking", "tokens") as update:
-        columns = rerank_texts(
-            network, tokenizer, query, rows, k=top, raw_scores=raw_scores, instruction=instruction, progress=update
-        )
-    results = [
-        {"index": index, "score": score, "text": rows[index]}
-        for index, score in zip(plain(columns["text"]), plain(columns["score"]), strict=True)
-    ]
-    show(results, as_json)
+    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+        from minhub_py.analysis.classify import rerank as rerank_texts
+
+        columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
+        found = rows_of({"index": columns["text"], "score": columns["score"]})
+        return [{**row, "text": rows[row["index"]]} for row in found]
+
+    run("rerank", model, texts, settings, loading, as_json, table, results)
 
 
 @click.command(cls=Command)
@@ -81,8 +71,8 @@ def rerank(
 @loading_options
 @json_option
 def classify(
-    model: str, texts: tuple[str, ...], labels: str | None, hypothesis: str, multi_label: bool, revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, texts: tuple[str, ...], labels: str | None, hypothesis: str, multi_label: bool,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Classify texts.
 
@@ -104,21 +94,20 @@ def classify(
                 raise click.UsageError(f"--{option.replace('_', '-')} is for zero-shot classification: add --labels.")
     elif "{}" not in hypothesis:
         raise click.UsageError("--hypothesis must contain {} in place of the label.")
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
     settings: dict[str, Any] = {"hypothesis": hypothesis, "multi_label": multi_label}
-    if options["out"]:
-        settings |= {"labels": names or labels_of(model, revision), "zero_shot": names is not None}
-        jobs.run("classify", model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
-        return
-    rows = read_texts(texts, options["column"], options)
-    from minhub_py.analysis.classify import classify as classify_texts
-    from minhub_py.jobs.tasks import plain
 
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
-    with progress_bar("Classifying", "tokens") as update:
+    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+        from minhub_py.analysis.classify import classify as classify_texts
+
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
-    values = zip(rows, *map(plain, columns.values()), strict=True)
-    show([dict(zip(("text", *columns), row, strict=True)) for row in values], as_json)
+        return rows_of({"text": rows, **columns})
+
+    stored = (
+        {"labels": names or labels_of(model, loading["revision"]), "zero_shot": names is not None}
+        if table["out"]
+        else {}
+    )
+    run("classify", model, texts, settings | stored, loading, as_json, table, results)
 
 
 def parse_labels(labels: str | None) -> list[str] | None:
@@ -134,7 +123,8 @@ def parse_labels(labels: str | None) -> list[str] | None:
 def labels_of(model: str, revision: str) -> list[str]:
     """The labels of a checkpoint. ValueError: it has no sequence classification head."""
     from minhub_py.analysis.classify import check_classifier
-    from minhub_py.pretrained import describe, open_checkpoint
+    from minhub_py.fitting import describe
+    from minhub_py.pretrained import open_checkpoint
 
     config: Any = describe(open_checkpoint(model, revision))[1]
     check_classifier(config, "classify")
@@ -154,8 +144,8 @@ def labels_of(model: str, revision: str) -> list[str]:
 @loading_options
 @json_option
 def masked(
-    model: str, texts: tuple[str, ...], top: int, tokens: tuple[str, ...], target: str | None, revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, texts: tuple[str, ...], top: int, tokens: tuple[str, ...], target: str | None,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Predict the masked tokens of texts.
 
@@ -170,27 +160,22 @@ def masked(
     --target one row per row of FILEs, with the new columns tokens and logprob. A target of several tokens replaces
     the mask by as many masks. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    if options["out"]:
-        if tokens:
-            raise click.UsageError("--token is for printed tokens: use --target COLUMN with --out.")
-        if target is not None and is_set("top"):
+    if table["out"] and tokens:
+        raise click.UsageError("--token is for printed tokens: use --target COLUMN with --out.")
+    if table["out"] and target is not None:
+        if is_set("top"):
             raise click.UsageError("--top and --target exclude each other: remove one.")
-        settings: dict[str, Any] = {"n": top} if target is None else {}
-        task, columns = ("masked", []) if target is None else ("masked_targets", [target])
-        values = jobs.take_table_settings(options) or {}
-        jobs.run(task, model, texts, values, settings, loading, as_json, columns=columns)
+        jobs.run("masked_targets", model, texts, table, {}, loading, as_json, columns=[target])
         return
     if target is not None:
         raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
-    rows = read_texts(texts, options["column"], options)
-    from minhub_py.analysis.masked import masked_tokens
-    from minhub_py.jobs.tasks import plain
 
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, encoders=True)
-    with progress_bar("Predicting", "tokens") as update:
-        result = masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update)
-    show([dict(zip(result, row, strict=True)) for row in zip(*map(plain, result.values()), strict=True)], as_json)
+    def results(network: Any, tokenizer: Any, rows: list[str], update: Any) -> list[dict[str, Any]]:
+        from minhub_py.analysis.masked import masked_tokens
+
+        return rows_of(masked_tokens(network, tokenizer, rows, top, targets=tokens or None, progress=update))
+
+    run("masked", model, texts, {"n": top}, loading, as_json, table, results)
 
 
 @click.command(cls=Command)
@@ -203,8 +188,8 @@ def masked(
 @loading_options
 @json_option
 def pll(
-    model: str, texts: tuple[str, ...], method: str, tokens: bool, revision: str, device: str, dtype: str,
-    quantize: str | None, as_json: bool, **options: Any,
+    model: str, texts: tuple[str, ...], method: str, tokens: bool, table: dict[str, Any], loading: dict[str, Any],
+    as_json: bool,
 ) -> None:  # fmt: skip
     r"""Compute the pseudo-log-likelihood of texts.
 
@@ -220,8 +205,7 @@ def pll(
     `logprob`. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     settings = {"method": method.replace("-", "_")}
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    run("pseudo_tokens" if tokens else "pseudo", model, texts, settings, loading, as_json, options)
+    run("pseudo_tokens" if tokens else "pseudo", model, texts, settings, loading, as_json, table)
 
 
 @click.command(cls=Command)
@@ -238,8 +222,8 @@ def pll(
 @loading_options
 @json_option
 def entities(
-    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], stride: int | None, revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    model: str, texts: tuple[str, ...], aggregation: str, ignore: tuple[str, ...], stride: int | None,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Find the names of persons, places and others in texts.
 
@@ -254,47 +238,60 @@ def entities(
     score --help` for supported FILEs and for interrupted jobs.
     """
     settings = {"aggregation": aggregation, "ignore": list(ignore), "stride": stride}
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    run("entities", model, texts, settings, loading, as_json, options)
+    run("entities", model, texts, settings, loading, as_json, table)
+
+
+Results = Callable[[Any, Any, list[str], Any], list[dict[str, Any]]]
 
 
 def run(
     task: str, model: str, texts: Sequence[str], settings: dict[str, Any], loading: dict[str, Any], as_json: bool,
-    options: dict[str, Any],
+    table: dict[str, Any], results: Results | None = None,
 ) -> None:  # fmt: skip
-    """Run a task on the rows of files, or print its results for texts."""
-    if options["out"]:
-        jobs.run(task, model, texts, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+    """Run a task on the rows of files, or print its results for texts.
+
+    results: printed rows of a model, its tokenizer, texts and a progress function; by default the task's.
+    """
+    if table["out"]:
+        jobs.run(task, model, texts, table, settings, loading, as_json)
         return
-    rows = read_texts(texts, options["column"], options)
+    rows = read_texts(texts, table["column"])
     from minhub_py.jobs.tasks import TASKS, Text
 
     network, tokenizer = open_model(model, **loading, encoders=True)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, progress_bar(TASKS[task].verb, "tokens") as update:
         warnings.simplefilter("always")
-        results = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
+        if results is not None:
+            shown = results(network, tokenizer, rows, update)
+        else:
+            values = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
+            shown = [{"text": text, **result} for text, found in zip(rows, values, strict=True) for result in found]
     for warning in caught:
         note(f"Note: {warning.message}")
-    show([{"text": text, **result} for text, values in zip(rows, results, strict=True) for result in values], as_json)
+    jobs.show(shown, as_json)
 
 
-def read_texts(texts: Sequence[str], column: str, options: dict[str, Any]) -> list[str]:
+def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table of columns, which can be arrays."""
+    from minhub_py.jobs.tasks import plain
+
+    return [dict(zip(columns, row, strict=True)) for row in zip(*map(plain, columns.values()), strict=True)]
+
+
+def read_texts(texts: Sequence[str], column: str) -> list[str]:
     """The TEXTs, or, if all of them are names of files, the texts of their rows.
 
     UsageError: an option requires --out.    ValueError: a file is corrupt, or has no texts.
     """
     from minhub_py.jobs.sources import expand_paths, read_texts, scan
 
-    if not all(map(is_file, texts)):
-        jobs.take_table_settings(options)
+    are_files = all(map(is_file, texts))
+    jobs.require_out(*(name for name in jobs.NAMES if name != "column" or not are_files))
+    if not are_files:
         return list(texts)
-    del options["column"]
-    for name in ("prefix", "workers", "ray", "overwrite"):
-        if is_set(name):
-            raise click.UsageError(f"--{name} is for the rows of files: add --out, a file for the results.")
     rows: list[str] = []
     for path in expand_paths(texts):
-        scan(path, column)
+        scan(path, [("column", column)])
         rows += [text for text in read_texts(path, column) if text]
     if not rows:
         raise ValueError(f"{texts[0]} has no texts in column {column}")
@@ -309,12 +306,3 @@ def is_file(text: str) -> bool:
         return Path(text).is_file() or (format_of(Path(text)) is not None and not re.search(r"\s", text))
     except (OSError, ValueError):  # too long for a name
         return False
-
-
-def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
-    """Print rows as a table or JSON."""
-    if as_json:
-        emit(list(rows))
-    else:
-        values = [[jobs.format_cell(value) for value in row.values()] for row in rows]
-        table([name.upper() for name in rows[0]] if rows else [], values)

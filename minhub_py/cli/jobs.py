@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from minhub_py.cli.group import Command
-from minhub_py.cli.options import add_options, is_set, json_option
+from minhub_py.cli.options import collected, is_set, json_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
 from minhub_py.system.console import note
@@ -25,8 +25,8 @@ MAX_NOTES = 5  # printed after a job
 
 
 def table_options(*, required: bool = False) -> Callable[[F], F]:
-    """Options for the input and output of rows. required: --out is required."""
-    return add_options([
+    """Options for the input and output of rows, as the parameter `table` of a command. required: --out is required."""
+    options = [
         click.option("--out", required=required, type=click.Path(path_type=Path),
                      help="Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet or .txt "
                           "file, or to this folder, with one file per input file."),
@@ -39,35 +39,34 @@ def table_options(*, required: bool = False) -> Callable[[F], F]:
         click.option("--manifest", type=click.Path(path_type=Path), metavar="FILE",
                      help="Describe the job in this .json file, for `minhub replay`."),
         click.option("--overwrite", is_flag=True, help="Replace OUT, including an unfinished job with other settings."),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    return collected("table", options, NAMES)
 
 
-def take_table_settings(options: dict[str, Any], *, can_print: bool = False) -> dict[str, Any] | None:
-    """Remove the values of `table_options` from a command's options and return them; None without --out.
-
-    can_print: without --out the command prints its rows, so the values are returned.
-    UsageError: an option requires --out.
-    """
-    values = {name: options.pop(name) for name in NAMES}
-    if values["out"]:
-        return values
-    names = ("overwrite", "manifest") if can_print else NAMES
+def require_out(*names: str) -> None:
+    """UsageError: one of these options of the current command, which require --out, is set."""
     if used := [name for name in names if is_set(name)]:
         raise click.UsageError(f"--{used[0]} is for the rows of files: add --out, a file for the results.")
-    return values if can_print else None
 
 
 def run(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (),
+    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
 ) -> None:  # fmt: skip
-    """Run a task on the rows of files and show its progress.
+    """Run a task on the rows of files and show its progress. Without --out, print the new rows.
 
-    table: from `take_table_settings`.    columns: the task's additional input columns.
+    table: the values of `table_options`.
+    columns: the task's additional input columns.
+    hidden: a column that is not printed.
     """
     from minhub_py.jobs.arguments import Job
 
-    call = Job(task, model, files, settings=settings, loading=loading, extra_columns=columns, **table)
+    arguments = {"settings": settings, "loading": loading, "extra_columns": columns, **table}
+    if not table["out"]:
+        require_out("overwrite", "manifest")
+        print_rows(lambda paths, out: Job(task, model, paths, **{**arguments, "out": out}), files, as_json, hidden)
+        return
+    call = Job(task, model, files, **arguments)
     started = time.perf_counter()
     outcome = run_with_progress(call, note_interrupted)
     if outcome is None:
@@ -115,15 +114,13 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def show(
-    task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
-    loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
-) -> None:  # fmt: skip
-    """Run a task without --out and print its rows as a table or JSON. "-" among the files is standard input.
+def print_rows(
+    job_of: "Callable[[Sequence[str], Path], Job]", files: Sequence[str], as_json: bool, hidden: str
+) -> None:
+    """Run a job and print its rows as a table or JSON, without the column `hidden`. "-" is standard input.
 
-    hidden: a column that is not printed.
+    job_of: the job of input files and an output file.
     """
-    from minhub_py.jobs.arguments import Job
     from minhub_py.system.formats import read_jsonl
 
     with TemporaryDirectory(prefix="minhub-") as folder:
@@ -131,19 +128,19 @@ def show(
         if "-" in files:
             stdin.write_bytes(sys.stdin.buffer.read())
         paths = [str(stdin) if file == "-" else file for file in files]
-        call = Job(
-            task, model, paths, settings=settings, loading=loading, extra_columns=columns, **{**table, "out": out}
-        )
-        run_with_progress(call, lambda completed, total, parts: None)
+        run_with_progress(job_of(paths, out), lambda *_: None)
         rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
     rows = [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
+    show(rows, as_json)
+
+
+def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print rows as a table or JSON."""
     if as_json:
         emit(rows)
     else:
-        print_table(
-            [name.upper() for name in rows[0]] if rows else [],
-            [[format_cell(value) for value in row.values()] for row in rows],
-        )
+        titles = [name.upper() for name in rows[0]] if rows else []
+        print_table(titles, [[format_cell(value) for value in row.values()] for row in rows])
 
 
 def format_cell(value: Any) -> Any:

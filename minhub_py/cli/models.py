@@ -244,8 +244,9 @@ def convert(
     source = local.locate(model)
     check_out(out, to, overwrite, source)
 
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.export.convert import convert as convert_checkpoint
-    from minhub_py.pretrained import adapter_folders, open_checkpoint
+    from minhub_py.pretrained import open_checkpoint
     from minhub_py.system.device import DTYPES
 
     folders = list(adapter_folders(adapter).values())

@@ -1,7 +1,8 @@
 """Options and arguments shared by several commands."""
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ dtype_choice = click.Choice(["float32", "bfloat16", "float16"])
 revision_option = click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit on the Hub."
 )
-loading_options: Callable[[Any], Any] = add_options([
+LOADING_OPTIONS: list[Callable[[Any], Any]] = [
     revision_option,
     click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda, cuda:1, mps or xpu."),
     click.option("--dtype", type=click.Choice(["auto", *dtype_choice.choices]), default="auto", show_default=True,
@@ -85,7 +86,26 @@ loading_options: Callable[[Any], Any] = add_options([
                       "bfloat16 also speeds up prefill. auto: compute with the quantized weights of a GGUF file, "
                       "without loss; the default for GGUF files on a CPU, unless --dtype is set. none: convert "
                       "quantized weights to floating point."),
-])  # fmt: skip
+]  # fmt: skip
+
+
+def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[str]) -> Callable[[F], F]:
+    """A decorator that adds options, which a command receives as one dictionary."""
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def run(*arguments: Any, **values: Any) -> None:
+            command(*arguments, **{name: {key: values.pop(key) for key in names}}, **values)
+
+        return add_options(options)(run)  # type: ignore[return-value]
+
+    return add
+
+
+# The arguments of `open_model`, as the parameter `loading` of a command.
+loading_options: Callable[[Any], Any] = collected(
+    "loading", LOADING_OPTIONS, ("revision", "device", "dtype", "quantize")
+)
 
 
 def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> Any:

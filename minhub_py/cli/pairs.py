@@ -11,7 +11,8 @@ from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument
-from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.cli.output import emit, progress_bar
+from minhub_py.cli.output import table as print_table
 
 TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "lower": "LOWER", "upper": "UPPER"}
 
@@ -35,7 +36,7 @@ TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "low
 @json_option
 def pairs(
     model: str, files: tuple[str, ...], good: str, bad: str, by: str | None, bos: bool | None, plot: Path | None,
-    revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Measure the accuracy on minimal pairs.
 
@@ -50,15 +51,15 @@ def pairs(
     Prints the accuracy of each phenomenon with its 95 % interval. With --out, each pair is written with the new columns
     logprob_good, logprob_bad (nats), difference and correct (1 or 0); see `minhub score --help` for interrupted jobs.
     """
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    settings = jobs.take_table_settings(options, can_print=True) or {}
+    if not table["out"]:
+        jobs.require_out("overwrite", "manifest")
     if all(file.endswith(".json") for file in files):
-        if settings["out"]:
+        if table["out"]:
             raise click.UsageError("--out is for pairs in rows. For suites, --json prints the result of each item.")
         rows, accuracy = suite_results(model, files, loading, bos)
         result = {"accuracy": accuracy, "items": rows}
     else:
-        accuracy = pair_results(model, files, {**settings, "column": good}, loading, bad, by, bos)
+        accuracy = pair_results(model, files, {**table, "column": good}, loading, bad, by, bos)
         result = {"accuracy": accuracy}
     if plot is not None:
         from minhub_py.analysis.plots import plot_accuracy
@@ -66,9 +67,8 @@ def pairs(
         plot_accuracy({name: [row[name] for row in accuracy] for name in TITLES}, plot)
     if as_json:
         emit(result)
-        return
-    cells = [[f"{value:.4f}" if isinstance(value, float) else value for value in row.values()] for row in accuracy]
-    table(list(TITLES.values()), cells)
+    else:
+        print_table(list(TITLES.values()), [[jobs.format_cell(value) for value in row.values()] for row in accuracy])
 
 
 def suite_results(
@@ -87,20 +87,20 @@ def suite_results(
 
 
 def pair_results(
-    model: str, files: Sequence[str], settings: Mapping[str, Any], loading: Mapping[str, Any], bad: str,
+    model: str, files: Sequence[str], table: Mapping[str, Any], loading: Mapping[str, Any], bad: str,
     by: str | None, bos: bool | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run the job, and return the accuracies in its output."""
     from minhub_py.jobs.arguments import Job
 
     with TemporaryDirectory(prefix="minhub-") as folder:
-        out = settings["out"] or Path(folder) / "out.jsonl"
+        out = table["out"] or Path(folder) / "out.jsonl"
         call = Job(
             "pairs", model, files, settings={"bos": bos}, loading=loading, extra_columns=[bad],
-            **{**settings, "out": out},
+            **{**table, "out": out},
         )  # fmt: skip
-        jobs.run_with_progress(call, jobs.note_interrupted if settings["out"] else lambda *_: None)
-        return accuracies_of(sorted(out.iterdir()) if out.is_dir() else [out], by, settings["prefix"])
+        jobs.run_with_progress(call, jobs.note_interrupted if table["out"] else lambda *_: None)
+        return accuracies_of(sorted(out.iterdir()) if out.is_dir() else [out], by, table["prefix"])
 
 
 def accuracies_of(outputs: Sequence[Path], by: str | None, prefix: str) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def tensor_parallel_option(command: F) -> F:
     @functools.wraps(command)
     def run(*args: Any, tensor_parallel: int | None, **settings: Any) -> None:
         started = environment.world_size() > 1
-        if (tensor_parallel or started) and settings.get("out"):
+        if (tensor_parallel or started) and settings["table"]["out"]:
             raise click.UsageError("--out requires the whole model in each process: omit --tensor-parallel and "
                                    "torchrun; --workers divides the rows.")  # fmt: skip
         if started:

@@ -1,6 +1,5 @@
 """The commands `words`, `embed`, `activations` and `annotate`, for the rows of files."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,8 @@ from minhub_py.cli.options import files_argument, is_set, json_option, loading_o
 @json_option
 def words(
     model: str, files: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
-    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, revision: str, device: str,
-    dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, table: dict[str, Any],
+    loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Measure how predictable each word is.
 
@@ -74,18 +73,13 @@ def words(
         "ignore_regex": ignore_regex, "bos": bos, "correct": correct, "renyi": list(renyi), "premise": premise,
         "lags": lags,
     }  # fmt: skip
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    table_settings = jobs.take_table_settings(options, can_print=True) or {}
-    run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show
     if by:
         settings["sep"] = " " if sep is None else sep
         if not is_set("column"):
-            table_settings["column"] = "word"
-        run("words_by", model, files, table_settings, settings, loading, as_json, columns=list(dict.fromkeys(by)))
-    elif table_settings["out"]:
-        run("words", model, files, table_settings, settings, loading, as_json)
+            table["column"] = "word"
+        jobs.run("words_by", model, files, table, settings, loading, as_json, columns=list(dict.fromkeys(by)))
     else:
-        run("words", model, files, table_settings, settings, loading, as_json, hidden=table_settings["column"])
+        jobs.run("words", model, files, table, settings, loading, as_json, hidden=table["column"])
 
 
 @click.command(cls=Command)
@@ -107,7 +101,7 @@ def words(
 @json_option
 def embed(
     model: str, files: tuple[str, ...], layer: int, pool: str | None, prompt: str | None, dimensions: int | None,
-    normalize: bool | None, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    normalize: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Compute embeddings of texts.
 
@@ -126,8 +120,7 @@ def embed(
     settings = {
         "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": normalize,
     }  # fmt: skip
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    jobs.run("embed", model, files, jobs.take_table_settings(options) or {}, settings, loading, as_json)
+    jobs.run("embed", model, files, table, settings, loading, as_json)
 
 
 @click.command(cls=Command)
@@ -142,8 +135,8 @@ def embed(
 @loading_options
 @json_option
 def activations(
-    model: str, files: tuple[str, ...], at: str, pool: str, revision: str, device: str, dtype: str,
-    quantize: str | None, as_json: bool, **options: Any,
+    model: str, files: tuple[str, ...], at: str, pool: str, table: dict[str, Any], loading: dict[str, Any],
+    as_json: bool,
 ) -> None:  # fmt: skip
     r"""Record the values at a point of a model.
 
@@ -159,9 +152,7 @@ def activations(
     """
     if "*" in at:
         raise click.UsageError(f"--at {at} must be one point, without *.")
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    table_settings = jobs.take_table_settings(options) or {}
-    jobs.run("activations", model, files, table_settings, {"at": at, "pool": pool}, loading, as_json)
+    jobs.run("activations", model, files, table, {"at": at, "pool": pool}, loading, as_json)
 
 
 @click.command(cls=Command)
@@ -186,7 +177,7 @@ def activations(
 def annotate(
     model: str, files: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
     calibrate: str | None, length: str, examples: Path | None, template: str | None, sep: str | None,
-    chat: bool | None, revision: str, device: str, dtype: str, quantize: str | None, as_json: bool, **options: Any,
+    chat: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Label texts with a language model.
 
@@ -211,10 +202,7 @@ def annotate(
         "codebook": book.to_dict(), "calibrate": calibrate, "length": length, "template": template, "chat": chat,
         "sep": sep,
     }  # fmt: skip
-    loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-    table_settings = jobs.take_table_settings(options, can_print=True) or {}
-    run: Callable[..., None] = jobs.run if table_settings["out"] else jobs.show
-    run("annotate", model, files, table_settings, settings, loading, as_json)
+    jobs.run("annotate", model, files, table, settings, loading, as_json)
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:

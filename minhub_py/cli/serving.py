@@ -1,9 +1,6 @@
 """The command `serve`: loads models, prints the address, and serves until a signal."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,15 +11,10 @@ from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
-from minhub_py.system.spelling import setting
 
 if TYPE_CHECKING:
-    from minhub_py.serve.catalog import Source
-    from minhub_py.serve.engine_thread import EngineThread
-    from minhub_py.serve.models import ServedModel, Task
+    from minhub_py.serve.models import ServedModel
     from minhub_py.serve.server import Server
-
-DEFAULT_CONTEXT = 4096
 
 
 @click.command(cls=Command)
@@ -34,7 +26,7 @@ DEFAULT_CONTEXT = 4096
               help="Key that clients must send; required if --host is not local.")  # fmt: skip
 @click.option("--allow-origin", multiple=True, metavar="URL",
               help="Web page that may call the server from a browser; may be repeated.")  # fmt: skip
-@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
+@click.option("--max-requests", type=click.IntRange(min=1), default=8, show_default=True,
               help="Maximum number of requests that run at the same time; others wait.")  # fmt: skip
 @click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
               help="Maximum length of a prompt with its reply; not for text encoders.  [default: the "
@@ -43,7 +35,7 @@ DEFAULT_CONTEXT = 4096
               help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
               metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
-@click.option("--keep", type=Bytes(), default="512MB", show_default=True,
+@click.option("--prefix-cache", type=Bytes(), default="512MB", show_default=True,
               help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
 @click.option("--cache-dir", type=click.Path(file_okay=False), metavar="FOLDER",
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
@@ -52,21 +44,25 @@ DEFAULT_CONTEXT = 4096
 @click.option("--adapter", "adapters", multiple=True, metavar="NAME=PATH",
               help="Also serve MODEL with this LoRA adapter, a folder or a repository, as the model NAME; may be "
                    "repeated.")  # fmt: skip
+@click.option("--alias", "aliases", multiple=True, metavar="NAME=MODEL",
+              help="Also serve MODEL as NAME, which may contain *, such as 'claude-*=qwen'; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--cached", is_flag=True, help="Also serve the models in the local cache: a request loads its model.")
 @click.option("--allow-pull", is_flag=True,
               help="Clients may download and delete models; includes --cached.")  # fmt: skip
 @click.option("--max-models", type=click.IntRange(min=1), metavar="N",
               help="Maximum number of loaded models.  [default: 3, or the number of MODELs]")  # fmt: skip
-@click.option("--max-memory", type=Bytes(), help="Maximum size of the loaded models' weights, such as 8GB.")
+@click.option("--max-memory", type=Bytes(),
+              help="Maximum size of the loaded models' weights and KV caches, such as 8GB.")  # fmt: skip
 @click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
               help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
-    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
-    adapters: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None, max_memory: int | None,
-    keep_alive: float | None, log: bool, revision: str, device: str, dtype: str, quantize: str | None,
+    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...],
+    max_requests: int, context: int | None, queue: int, timeout: float, prefix_cache: int, cache_dir: str | None,
+    cache_size: int, adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool,
+    max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -102,25 +98,26 @@ def serve(
     if not models and not cached:
         raise click.UsageError("name a MODEL, or use --cached for the models in the local cache.")
     from minhub_py.serve.catalog import Models
-    from minhub_py.serve.models import ServedModel
+    from minhub_py.serve.loading import served_models, sources_in_cache
     from minhub_py.serve.server import Server, is_local
 
     named = parse_adapters(adapters, models)
 
-    def load(identifier: str, adapters: Mapping[str, str]) -> list[ServedModel]:
-        loaded = load_served(identifier, revision, device, dtype, quantize, adapters)
+    def load(identifier: str, adapters: Mapping[str, str]) -> "list[ServedModel]":
+        model, tokenizer, template = load_served(identifier, loading, adapters)
+        networks = {name_of(identifier): model, **{name: model.adapter(name) for name in model.adapters}}
         return list(served_models(
-            name_of(identifier), *loaded, timeout, rows=rows, context=context, waiting=queue, keep=keep,
-            cache_dir=cache_dir, cache_size=cache_size,
+            networks, tokenizer, template, timeout, max_requests=max_requests, context=context, waiting=queue,
+            prefix_cache=prefix_cache, cache_dir=cache_dir, cache_size=cache_size,
         ))  # fmt: skip
 
-    def load_one(identifier: str) -> ServedModel:
+    def load_one(identifier: str) -> "ServedModel":
         [served] = load(identifier, {})
         return served
 
     catalog = Models(
         cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
-        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout,
+        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=dict(map(parse_alias, aliases)),
     )  # fmt: skip
     server = Server(
         catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
@@ -136,6 +133,14 @@ def check_host(host: str, key: str | None) -> None:
         raise click.UsageError(
             f"--host {host} accepts connections from other machines: add --api-key KEY, or set MINHUB_API_KEY."
         )
+
+
+def parse_alias(text: str) -> tuple[str, str]:
+    """The name and the model of an alias. UsageError: the text is not NAME=MODEL."""
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
+    return name, model
 
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:
@@ -154,12 +159,12 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
 
 
 def load_served(
-    name: str, revision: str, device: str, dtype: str, quantize: str | None, adapters: Mapping[str, str] | None = None
+    name: str, loading: Mapping[str, Any], adapters: Mapping[str, str] | None = None
 ) -> tuple[Any, Any, Any]:
     """A model with its adapters, its tokenizer and its chat template."""
     from minhub_py.chat.templates import chat_template_of
 
-    network, tokenizer = open_model(name, revision, device, dtype, quantize, encoders=True, adapter=adapters or None)
+    network, tokenizer = open_model(name, **loading, encoders=True, adapter=adapters or None)
     return network, tokenizer, chat_template_of(None, tokenizer)
 
 
@@ -184,7 +189,7 @@ def run(
         for identifier in identifiers:
             loaded = load(identifier)
             for served in loaded:  # a model with adapters shares its weights with them: it is not unloaded
-                source = Source(lambda name=identifier: load(name)[0], served.bytes, served.task)  # type: ignore[misc]
+                source = Source(lambda name=identifier: load(name)[0], served.memory, served.task)  # type: ignore[misc]
                 server.models.add(served, source if len(loaded) == 1 else None)
             if loaded[0].template.note and loaded[0].task == "completion":
                 note(f"Note: {loaded[0].name} has {loaded[0].template.note}")
@@ -194,87 +199,3 @@ def run(
         listener.close()
         for served in server.models.all:
             served.close()
-
-
-def sources_in_cache(load: "Callable[[str], ServedModel]") -> "dict[str, Source]":
-    """The complete models in the Hub cache of supported architectures, and the built-ins."""
-    from minhub_py.checkpoints import local
-    from minhub_py.serve.catalog import Source
-
-    folders = {f"minhub/{path.parent.name}": path.parent for path in sorted(local.BUILTIN.glob("*/config.json"))}
-    sizes = {name: local.folder_size(path) for name, path in folders.items()}
-    for model in local.cached_models():
-        if model.complete and "main" in model.revisions:
-            folders[model.repository], sizes[model.repository] = model.folder, model.size
-    return {
-        name: Source(partial(load, name), sizes[name], task)
-        for name, path in folders.items()
-        if (task := task_of(path)) is not None
-    }
-
-
-def task_of(path: Path) -> "Task | None":
-    """The task of a model, from its config.json; of a GGUF file, text generation. None: an unsupported architecture."""
-    from minhub_py.registry import entry_of
-
-    if path.is_file():
-        return "completion"
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        architecture = entry_of(config.get("model_type")).architecture
-    except (OSError, ValueError, AttributeError):  # `minhub inspect` reports the reason
-        return None
-    if not architecture.Model.encoder_only:
-        return "completion"
-    return "rerank" if "SequenceClassification" in str(config.get("architectures")) else "embedding"
-
-
-def served_models(
-    name: str, model: Any, tokenizer: Any, template: Any, seconds: float, **settings: Any
-) -> "Iterator[ServedModel]":
-    """A model, and the model with each of its adapters. settings: of `engine_for`."""
-    from minhub_py.serve.models import ServedModel
-
-    for adapter in (None, *model.adapters):
-        network, title = model.adapter(adapter), name if adapter is None else adapter
-        engine = engine_for(network, tokenizer, title, **settings)
-        parent = None if adapter is None else name
-        try:
-            yield ServedModel(title, network, tokenizer, template, engine, seconds, parent=parent)
-        except ValueError:
-            engine.close()
-            raise
-
-
-def engine_for(
-    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28,
-    cache_dir: str | None = None, cache_size: int = 10**10,
-) -> "EngineThread[Any]":  # fmt: skip
-    """The engine of a model. Encoders do not use `context` and `cache_dir`.
-
-    ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.
-    """
-    from minhub_py.inference.disk_cache import DiskCache
-    from minhub_py.models.base import Encoder
-    from minhub_py.serve.encoder_engine import EncoderEngine
-    from minhub_py.serve.engine import Engine
-
-    if isinstance(model, Encoder):
-        settings = model.embedding_settings
-        lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
-        return EncoderEngine(model, min(length for length in lengths if length is not None), rows + waiting)
-    length = length_of(model, context, name)
-    disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
-    return Engine(
-        model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep, disk=disk
-    )
-
-
-def length_of(model: Any, requested: int | None, name: str) -> int:
-    """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context length."""
-    maximum: int | None = model.config.context_length
-    if requested is None:
-        return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    if maximum is not None and requested > maximum:
-        raise ValueError(f"{setting('context', requested)} exceeds the context length of {name}: at most {maximum}")
-    return requested

@@ -13,7 +13,8 @@ from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import decode_utf8, encode, open_model
 from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
-from minhub_py.cli.output import emit, progress_bar, table
+from minhub_py.cli.output import emit, progress_bar
+from minhub_py.cli.output import table as print_table
 from minhub_py.cli.parallel import broadcast, connected, tensor_parallel_option
 from minhub_py.system.console import note
 from minhub_py.system.printable import displayed
@@ -36,8 +37,8 @@ from minhub_py.system.printable import displayed
 @json_option
 @tensor_parallel_option
 def generate(
-    model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...], revision: str,
-    device: str, dtype: str, quantize: str | None, as_json: bool, adapter: str | None, draft: str | None,
+    model: str, prompts: tuple[str, ...], max_new_tokens: int, seed: int | None, stop: tuple[str, ...],
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool, adapter: str | None, draft: str | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
@@ -49,28 +50,28 @@ def generate(
     counted from 0, has the same text as a single run with --seed SEED + n. See `minhub score --help` for supported
     FILEs and for interrupted jobs.
     """
-    if not prompts and options["out"]:
+    if not prompts and table["out"]:
         raise click.UsageError("Missing argument 'FILE'. With --out, give the files that contain the prompts.")
     if not prompts:
         raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT.")
-    if table_settings := jobs.take_table_settings(options):
+    if table["out"]:
         if adapter is not None:
             raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
         if draft is not None:
             raise click.UsageError("--draft has no effect on FILEs.")
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
-        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
-        jobs.run("generate", model, prompts, table_settings, settings, loading, as_json)
+        jobs.run("generate", model, prompts, table, settings, loading, as_json)
         return
+    jobs.require_out(*jobs.NAMES)
     if len(prompts) > 1:
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
     [prompt] = prompts
-    group = connected(device)
+    group = connected(loading["device"])
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, group, adapter=adapter)
-    drafts = None if draft is None else open_draft(draft, tokenizer, (device, dtype, quantize), group)
+    network, tokenizer = open_model(model, **loading, group=group, adapter=adapter)
+    drafts = None if draft is None else open_draft(draft, tokenizer, loading, group)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
@@ -105,8 +106,8 @@ def generate(
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
 
 
-def open_draft(identifier: str, tokenizer: Any, loading: tuple[str, str, str | None], group: Any) -> Any:
-    """The draft model of `--draft`. loading: device, dtype and quantization.
+def open_draft(identifier: str, tokenizer: Any, loading: dict[str, Any], group: Any) -> Any:
+    """The draft model of `--draft`.
 
     UsageError: it has another tokenizer, or cannot make drafts.
     """
@@ -114,7 +115,7 @@ def open_draft(identifier: str, tokenizer: Any, loading: tuple[str, str, str | N
 
     if group is not None:
         raise click.UsageError("--draft is not supported with --tensor-parallel.")
-    model, other = open_model(identifier, "main", *loading)
+    model, other = open_model(identifier, **{**loading, "revision": "main"})
     if other.get_vocab() != tokenizer.get_vocab():
         raise click.UsageError("--draft: this model has another tokenizer than MODEL.")
     try:
@@ -162,8 +163,8 @@ def unread_pipe() -> bool:
 @json_option
 @tensor_parallel_option
 def score(
-    model: str, files: tuple[str, ...], target: str | None, sep: str | None, revision: str, device: str, dtype: str,
-    quantize: str | None, as_json: bool, **options: Any,
+    model: str, files: tuple[str, ...], target: str | None, sep: str | None, table: dict[str, Any],
+    loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Measure how well MODEL predicts a text.
 
@@ -190,14 +191,14 @@ def score(
     """
     if sep is not None and target is None:
         raise click.UsageError("--sep joins a text and its target: add --target.")
-    if table_settings := jobs.take_table_settings(options):
-        loading = {"revision": revision, "device": device, "dtype": dtype, "quantize": quantize}
+    if table["out"]:
         if target is None:
-            jobs.run("score", model, files, table_settings, {}, loading, as_json)
+            jobs.run("score", model, files, table, {}, loading, as_json)
         else:
             settings = {"sep": " " if sep is None else sep}
-            jobs.run("score_targets", model, files, table_settings, settings, loading, as_json, columns=[target])
+            jobs.run("score_targets", model, files, table, settings, loading, as_json, columns=[target])
         return
+    jobs.require_out(*jobs.NAMES)
     if target is not None:
         raise click.UsageError("--target is for the rows of files: add --out, a file for the results.")
     if len(files) > 1:
@@ -210,12 +211,12 @@ def score(
         file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
         return decode_utf8(file.read(), source)
 
-    group = connected(device)
+    group = connected(loading["device"])
     text = broadcast(group, read)
     from minhub_py.inference.generate import score as log_probabilities
     from minhub_py.jobs.tasks import NEEDS_TARGETS, measures
 
-    network, tokenizer = open_model(model, revision, device, dtype, quantize, group)
+    network, tokenizer = open_model(model, **loading, group=group)
     if network.encoder_decoder:
         raise ValueError(NEEDS_TARGETS)
     token_ids = encode(tokenizer, text)
@@ -231,7 +232,7 @@ def score(
             {**result, "scores": [{"id": id, "token": tokenizer.decode([id]), "logprob": value} for id, value in pairs]}
         )
         return
-    table(["MEASURE", "VALUE"], [
+    print_table(["MEASURE", "VALUE"], [
         ("tokens scored", result["tokens"]), ("characters scored", result["characters"]),
         ("nats per token", f"{result['nats_per_token']:.4f}"), ("perplexity", f"{result['perplexity']:.3f}"),
         ("bits per character", f"{result['bits_per_character']:.4f}"),

@@ -14,11 +14,13 @@ from minhub_py.adapters.attach import attach
 from minhub_py.adapters.files import read_adapter
 from minhub_py.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.layout import COMPANIONS
-from minhub_py.checkpoints.storage import Checkpoint, Layout, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
-from minhub_py.pretrained import fit, load, with_values
+from minhub_py.fitting import fit, with_values
+from minhub_py.pretrained import load
 
 
 def convert(

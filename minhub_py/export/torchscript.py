@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.adapters.attach import attach
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
@@ -51,12 +53,14 @@ from minhub_py.models.layers import (
     sinusoidal_positions,
     split_heads,
 )
+from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import (
     Add,
     AddPositions,
     AddSinusoids,
+    AddToSaved,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -92,7 +96,8 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
     encoder-decoder has two inputs, idx (B, E) for the encoder and decoder_idx (B, T); an encoder maps idx without
     padding, with token types 0, to the result of its head, or to hidden states (B, T, C). It is on the CPU and in eval
     mode, and can be moved, cast and trained: train() enables dropout, and parameters have the model's names. It raises
-    an error if idx is empty or not a matrix, exceeds the context length, or contains an invalid token ID.
+    an error if idx is empty or not a matrix, exceeds the context length, or contains an invalid token ID. An adapter's
+    factors are parameters, too; all others then have no gradients.
 
     Args:
         model: A model of this package.
@@ -101,7 +106,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
             `_extra_files`; in the zip archive they are STEM/extra/NAME, where STEM is the stem of the file's name.
 
     Raises:
-        ValueError: The model is quantized or not a model of this package.
+        ValueError: The model is quantized or not a model of this package, or has a DoRA adapter.
         OSError: The disk is full or not writable; an existing file is unchanged.
     """
     unwrapped: LanguageModel = model_of(model, "save_torchscript()")
@@ -120,8 +125,11 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
 
 def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     """The model in TorchScript, in eval mode, on the CPU. It shares the memory of weights on the CPU."""
-    copy = skeleton(architecture_of(model.config.to_hub()["model_type"]).new, model.config)
-    copy.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()}, assign=True)
+    base = model.base or model
+    copy = skeleton(architecture_of(base.config.to_hub()["model_type"]).new, base.config)
+    copy.load_state_dict({name: tensor.cpu() for name, tensor in base.state_dict().items()}, assign=True)
+    if model.attached is not None:
+        copy = attach(copy.requires_grad_(False), deepcopy(model.attached))
     writer = Writer(copy)
     # A new class: TorchScript reuses the code of a class for modules with equal shapes.
     script = torch.jit.script(parameters_of(copy, type(type(copy).__name__, (nn.Module,), {})()))
@@ -130,16 +138,22 @@ def compiled(model: LanguageModel) -> torch.jit.ScriptModule:
     return script.eval()
 
 
-def parameters_of(module: nn.Module, target: nn.Module) -> nn.Module:
-    """`target` with the parameters, buffers and children of a module under their names, without its code."""
+def parameters_of(module: nn.Module, target: nn.Module, used: set[int] | None = None) -> nn.Module:
+    """`target` with the parameters, buffers and children of a module under their names, without its code.
+
+    used: the parameters so far. Layers that share factors of an adapter have one copy, under its first name.
+    """
+    used = set() if used is None else used
     for name, parameter in module.named_parameters(recurse=False):
-        target.register_parameter(name, parameter)
+        if id(parameter) not in used:
+            target.register_parameter(name, parameter)
+            used.add(id(parameter))
     for name, buffer in module.named_buffers(recurse=False):
         target.register_buffer(name, buffer)
     for name, child in module.named_children():
         if child.state_dict():
             empty = nn.ModuleList() if isinstance(child, nn.ModuleList) else nn.Module()
-            target.add_module(name, parameters_of(child, empty))
+            target.add_module(name, parameters_of(child, empty, used))
     return target
 
 
@@ -151,7 +165,8 @@ class Writer:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.paths = {id(tensor): path_of(name) for name, tensor in model.state_dict(keep_vars=True).items()}
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        self.paths = {id(tensor): path_of(name) for name, tensor in tensors}
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
         self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
@@ -199,6 +214,8 @@ class Writer:
                 self.lines.append("x = h")
             case SaveResidual():
                 self.lines.append("saved = x")
+            case AddToSaved():
+                self.lines.append(f"x = saved + {self.normed('x', step.norm)}")
             case LoadResidual():
                 self.lines.append("h = x")
             case Norm():
@@ -271,7 +288,15 @@ class Writer:
 
     def output(self, layer: Any) -> str:
         """The output of a linear layer for h."""
-        return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
+        if not isinstance(layer, LoRALinear):
+            return f"F.linear(h, {self.path(layer.weight)}, {self.path(layer.bias)})"
+        factors = layer.factors
+        if factors.magnitude is not None:
+            raise ValueError("a DoRA adapter cannot be written as TorchScript: merge it (minhub convert --merge)")
+        a, b = self.path(factors.lora_A), self.path(factors.lora_B)
+        b = b if layer.rows is None else f"{b}[{self.path(layer.rows)}]"
+        low = f"F.linear(F.linear({self.dropped('h', factors.dropout)}.to({a}.dtype), {a}), {b})"
+        return f"({self.output(layer.base)} + ({factors.scale} * {low}).to(h.dtype))"
 
     def normed(self, value: str, layer: Any) -> str:
         """A value after a norm."""
@@ -315,7 +340,8 @@ class Writer:
         self.lines.append("h = x")
 
     def linear(self, step: Linear) -> None:
-        self.outputs = sum(layer.weight.size(0) for layer in step.layers)
+        layers = [layer.base if isinstance(layer, LoRALinear) else layer for layer in step.layers]
+        self.outputs = sum(layer.weight.size(0) for layer in layers)
         outputs = ", ".join(map(self.output, step.layers))
         self.lines.append(f"h = torch.cat([{outputs}], dim=2)" if len(step.layers) > 1 else f"h = {outputs}")
         if step.activation is not None:
@@ -453,10 +479,15 @@ class Writer:
 
     def experts(self, step: Experts) -> None:
         rule = step.routing
-        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}"
+        settings = f"{rule.top}, {rule.normalize}, {rule.sigmoid}, {rule.factor}, {self.path(step.choice_bias)}, "
+        settings += self.path(step.factors)
         router = f"{self.path(step.router.weight)}, {self.path(step.router.bias)}"
         self.lines.append("tokens = h.flatten(0, 1)")
-        self.lines.append(f"weights, chosen = route(tokens, {router}, {settings})")
+        routed = "tokens"
+        if step.router_norm is not None:
+            routed = f"({self.normed('x', step.router_norm)} * x.size(2) ** -0.5).flatten(0, 1)"
+        self.lines.append(f"weights, chosen = route({routed}, {router}, {settings})")
+        before = "" if step.replaces else "x + "
         if isinstance(step.down, ExpertMatrices):
             for name, matrices in zip(("gates", "ups", "downs"), (*step.gate_up, step.down), strict=True):
                 self.lines.append(f"{name} = [{', '.join(map(self.path, matrices.parameters()))}]")
@@ -466,12 +497,12 @@ class Writer:
             gate = f"{self.activation(step.activation or '')}(F.linear(tokens[token], gates[e]))"
             self.lines.append(f"    output = F.linear({gate} * F.linear(tokens[token], ups[e]), downs[e])")
             self.lines.append("    y = y.index_add(0, token, output * weights[token, choice].unsqueeze(1))")
-            self.lines.append("x = x + y.view_as(h)")
+            self.lines.append(f"x = {before}y.view_as(h)")
         else:
             parameters = (*step.gate_up, step.gate_up_bias, step.down, step.down_bias)
             names = ", ".join(map(self.path, parameters))
             self.lines.append(
-                f"x = x + experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
+                f"x = {before}experts(tokens, weights, chosen, {names}, {step.alpha}, {step.limit}).view_as(h)"
             )
 
     def cache_encoder(self, step: CacheEncoder) -> None:

@@ -87,7 +87,7 @@ def run(
     if not parts.folder.exists():
         check_outputs(job, outputs)
     task = TASKS[job.task]
-    inputs = [sources.scan(path, job.column, task.extra, job.extra_columns) for path in paths]
+    inputs = [scan(job, path) for path in paths]
     columns = result_columns(job, inputs)
     total = sum(source.rows for source in inputs)
     sizes = sources.chunk_sizes(inputs, job.extra_columns if task.extra == "by" else (), task.chunk)
@@ -204,8 +204,9 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     """Download and validate the model. Returns the worker and the job's record."""
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+    from minhub_py.fitting import describe
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.pretrained import describe, open_checkpoint
+    from minhub_py.pretrained import open_checkpoint
 
     task = TASKS[job.task]
 
@@ -299,6 +300,14 @@ def read_chunks(job: Job, inputs: Sequence[Source], sizes: Sequence[int], comple
         if number not in completed:
             yield Chunk(number, first_row, [text for text, _ in values], [extra for _, extra in values])
         first_row += size
+
+
+def scan(job: Job, path: Path) -> sources.Source:
+    """Read and validate an input file. ValueError: as `sources.scan`."""
+    task = TASKS[job.task]
+    named = [("column", job.column), *((task.extra, name) for name in job.extra_columns)]
+    named = [(task.options.get(option, option), name) for option, name in named]
+    return sources.scan(path, named, texts=2 if task.extra == "target" else 1)
 
 
 def read_values(job: Job, path: Path) -> Iterator[tuple[str | None, str | None]]:

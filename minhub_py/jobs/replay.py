@@ -13,7 +13,7 @@ from minhub_py.checkpoints.fingerprint import fingerprint, sha256
 from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.executors import Chunk, Worker
-from minhub_py.jobs.job import output_format_of, output_paths, read_values, result_columns
+from minhub_py.jobs.job import output_format_of, output_paths, read_values, result_columns, scan
 from minhub_py.jobs.manifest import GUARANTEES, processor_class, read_manifest, versions
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
@@ -185,8 +185,7 @@ def check_inputs(job: Job, definition: Mapping[str, Any], folder: Path) -> list[
             raise FileNotFoundError(f"the input file {path} is missing: put it where it was, relative to the manifest")
         if sha256(path) != entry["digest"]["sha256"]:
             raise ValueError(f"{path} has changed since the job: restore the file whose SHA-256 the manifest contains")
-    option = TASKS[job.task].extra
-    return [sources.scan(path, job.column, option, job.extra_columns) for path in paths]
+    return [scan(job, path) for path in paths]
 
 
 def check_model(job: Job, definition: Mapping[str, Any]) -> Path:

@@ -59,23 +59,23 @@ def expand_paths(names: Sequence[str]) -> list[Path]:
     return paths
 
 
-def scan(path: Path, column: str, option: str = "", extra_columns: Sequence[str] = ()) -> Source:
-    """Read and validate an entire file. option: the command's option that names `extra_columns`.
+def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1) -> Source:
+    """Read and validate an entire file.
+
+    named: the command's options and the columns that they name.    texts: the number of columns with texts, the first.
 
     ValueError: the file is corrupt, or a column does not exist or does not contain texts.
     """
     columns = read_columns(path)
-    for name, name_option in ((column, "column"), *((name, option) for name in extra_columns)):
+    for option, name in named:
         if name not in columns:
             names = ", ".join(columns) or "none"
-            raise ValueError(f"{path} has no column {name}: set --{name_option} to one of its columns ({names})")
+            raise ValueError(f"{path} has no column {name}: set --{option} to one of its columns ({names})")
     if format_of(path) == "parquet":  # validates the other columns, which the output contains
         for _ in read_batches(path):
             pass
-    if option == "target":
-        for _ in read_texts(path, extra_columns[0], option):
-            pass
-    return Source(path, sum(1 for _ in read_texts(path, column)), columns, sha256(path))
+    rows, *_ = [sum(1 for _ in read_texts(path, name, option)) for option, name in named[:texts]]
+    return Source(path, rows, columns, sha256(path))
 
 
 def read_texts(path: Path, column: str, option: str = "column") -> Iterator[str | None]:

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.system.formats import Column
@@ -52,6 +52,7 @@ class Task:
     more_columns: further columns of the results, which depend on the settings.
     extra: the option that names an additional input column: "target", or "by", whose values identify the text to which
         a word belongs. With "by", a chunk contains complete texts.
+    options: the command's names of the options "column" and `extra`, where they differ.
     """
 
     run: Callable[..., list[Results]]
@@ -62,6 +63,7 @@ class Task:
     extra: Literal["", "target", "by"] = ""
     models: Literal["all", "decoders", "encoders"] = "decoders"
     more_columns: Callable[[Mapping[str, Any]], Sequence[Column]] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def all_columns(self, settings: Mapping[str, Any]) -> Sequence[Column]:
         """The columns of the results with these settings."""
@@ -387,7 +389,7 @@ TASKS: Mapping[str, Task] = {
     "generate": Task(generate, (Column("generated", "string"),), 64, "Generating"),
     "words": Task(words, WORDS, 128, "Scoring words", more_columns=word_measures),
     "words_by": Task(words_by, WORD_VALUES, 1024, "Scoring words", extra="by", more_columns=word_measures),
-    "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target"),
+    "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target", options={"column": "good", "target": "bad"}),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(

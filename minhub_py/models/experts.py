@@ -101,11 +101,12 @@ class Routing:
 
 def route(
     x: Tensor, weight: Tensor, bias: Tensor | None, top: int, normalize: bool = True, sigmoid: bool = False,
-    factor: float = 1.0, choice_bias: Tensor | None = None,
+    factor: float = 1.0, choice_bias: Tensor | None = None, factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The weights and numbers (n, K) of the `top` experts of each token of x (n, C). See `Routing`.
 
-    choice_bias: (E,), added to the scores for the choice only. The computation has at least float32.
+    choice_bias: (E,), added to the scores for the choice only.    factors: (E,), of the weights of each expert. The
+    computation has at least float32.
     """
     logits = F.linear(x, weight, bias)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -118,6 +119,8 @@ def route(
         weights = weights.softmax(dim=1)  # equal to a softmax over all experts, divided by its sum over the chosen
     else:
         weights = logits.softmax(dim=1).gather(1, experts)
+    if factors is not None:
+        weights = weights * factors[experts]
     return (weights * factor).to(x.dtype), experts
 
 

@@ -1,4 +1,4 @@
-"""The language model of Gemma 4 in one file: E2B, E4B and 31B.
+"""The language model of Gemma 4 in one file: E2B, E4B, 26B-A4B and 31B.
 
 Sources
     Gemma Team (2026), "Gemma 4"; (2025), "Gemma 3n", for embeddings per layer and shared keys and values.
@@ -13,6 +13,7 @@ Differences from similar architectures
     E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
                last layers use the keys and values of an earlier layer of their type
     31B        the values of global layers are their keys, before norm and rotation
+    26B-A4B    as 31B; the output of experts is added to that of each MLP, and the router has its own norm
 
 Notation
     B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D head size
@@ -30,7 +31,9 @@ from torch import Tensor, nn
 from minhub_py.models import rotary, steps
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.experts import Routing
 from minhub_py.models.layers import RMSNorm, merge_heads, rms_norm, scaled, split_heads
+from minhub_py.models.mixture import Mixture
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types
 from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
@@ -87,6 +90,26 @@ class MLP(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+class ExpertBranch(nn.Module):
+    """Experts beside the MLP of a block. Their outputs are normed apart, then added."""
+
+    def __init__(self, config: "Gemma4Config") -> None:
+        super().__init__()
+        C, eps = config.hidden_size, config.rms_norm_eps
+        experts, top, inner = config.num_experts, config.top_k_experts, config.moe_intermediate_size
+        assert experts is not None
+        assert top is not None
+        assert inner is not None
+        self.pre_norm = RMSNorm(C, eps)
+        self.mixture = Mixture(experts, C, inner, config.hidden_activation, Routing(top), router_norm=RMSNorm(C, eps))
+        self.post_norm = RMSNorm(C, eps)
+        self.mlp_norm = RMSNorm(C, eps)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum (B, T, C) of both branches. x: the residual stream.    y: the output of the MLP."""
+        return self.post_norm(self.mixture(self.pre_norm(x), x)) + self.mlp_norm(y)
+
+
 class Block(nn.Module):
     layer_scalar: Tensor
 
@@ -99,6 +122,7 @@ class Block(nn.Module):
         self.pre_feedforward_layernorm = RMSNorm(C, eps)
         self.mlp = MLP(config, layer)
         self.post_feedforward_layernorm = RMSNorm(C, eps)
+        self.experts = ExpertBranch(config) if config.enable_moe_block else None
         self.act = ACTIVATIONS[config.hidden_activation]
         self.per_layer_input_gate = nn.Linear(C, P, bias=False) if P else None
         self.per_layer_projection = nn.Linear(P, C, bias=False) if P else None
@@ -108,7 +132,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, past: Past, rotation: Rotation, inputs: Tensor | None) -> Tensor:
         """inputs: the vectors (B, T, P) of this layer, or None."""
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), past, rotation))
-        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        y = self.mlp(self.pre_feedforward_layernorm(x))
+        x = x + self.post_feedforward_layernorm(y if self.experts is None else self.experts(x, y))
         if inputs is not None:
             assert self.per_layer_input_gate is not None
             assert self.per_layer_projection is not None
@@ -195,10 +220,17 @@ class Gemma4(LanguageModel):
                 yield Rotate(attn.heads, 0, self.ropes[attn.kind], attn.q_norm)
             yield Attend(attn.heads, attn.kv_heads, 1.0, attn.window, source=attn.source, dropout=attn.dropout)
             yield Add(attn.o_proj, block.post_attention_layernorm)
-            yield Norm(block.pre_feedforward_layernorm)
+            if (experts := block.experts) is not None:
+                yield steps.SaveResidual()
+                yield Norm(experts.pre_norm)
+                yield experts.mixture.step()
+                yield Norm(experts.post_norm, to_residual=True)
+            yield Norm(block.pre_feedforward_layernorm, saved=experts is not None)
             yield Linear([mlp.gate_proj, mlp.up_proj])
             yield Gate(activation)
-            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
+            yield Add(mlp.down_proj, block.post_feedforward_layernorm if experts is None else experts.mlp_norm)
+            if experts is not None:
+                yield steps.AddToSaved(block.post_feedforward_layernorm)
             if P:
                 yield LoadResidual()
                 yield Linear([block.per_layer_input_gate])
@@ -217,8 +249,8 @@ class Gemma4Config:
 
     TITLE: ClassVar = "Gemma 4"
     # Of text, no model attends in both directions: "vision" means the tokens of an image.
-    ONLY_VALUE: ClassVar[Mapping[str, object]] = {"use_bidirectional_attention": "vision", "enable_moe_block": False}
-    NO_EFFECT: ClassVar = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})
+    ONLY_VALUE: ClassVar[Mapping[str, object]] = {"use_bidirectional_attention": "vision"}
+    ALIASES: ClassVar = {"gemma4_text": {"num_local_experts": "num_experts"}}
 
     model_type: str = "gemma4_text"
     vocab_size: int = 262144
@@ -235,6 +267,10 @@ class Gemma4Config:
     # Newer files have both global settings here: layer number -> head_dim, num_key_value_heads.
     per_layer_config: dict | None = None  # type: ignore[type-arg]
     attention_k_eq_v: bool = False  # the values of global layers are their keys
+    enable_moe_block: bool = False  # experts beside each MLP; the next three settings are theirs
+    num_experts: int | None = field(default=None, metadata={"range": (1, 1024)})
+    top_k_experts: int | None = field(default=None, metadata={"range": (1, 16)})
+    moe_intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})
     hidden_activation: str = field(default="gelu_pytorch_tanh", metadata={"choices": tuple(ACTIVATIONS)})
     hidden_size_per_layer_input: int = field(default=256, metadata={"range": (0, 2**24)})  # P
     vocab_size_per_layer_input: int = 262144
@@ -271,6 +307,14 @@ class Gemma4Config:
             raise ValueError(
                 f"Gemma 4: vocab_size_per_layer_input ({self.vocab_size_per_layer_input}) cannot be less than "
                 f"vocab_size ({self.vocab_size})"
+            )
+        if self.enable_moe_block and None in (self.num_experts, self.top_k_experts, self.moe_intermediate_size):
+            raise ValueError(
+                "Gemma 4: with enable_moe_block, num_experts, top_k_experts and moe_intermediate_size are required"
+            )
+        if self.enable_moe_block and (self.top_k_experts or 0) > (self.num_experts or 0):
+            raise ValueError(
+                f"Gemma 4: top_k_experts ({self.top_k_experts}) cannot be more than num_experts ({self.num_experts})"
             )
         for rope in self.ropes.values():
             rotary.check("Gemma 4", rope, proportional=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from minhub_py.models import steps
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.experts import ExpertMatrices, Routing, mixture, route
+from minhub_py.models.layers import RMSNorm
 
 
 class Experts(nn.Module):
@@ -58,29 +59,40 @@ class SharedExpert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The weighted sum of the outputs of each token's experts. choice_bias: whether the choice has a bias."""
+    """The weighted sum of the outputs of each token's experts. choice_bias: whether the choice has a bias.
+
+    router_norm: a norm of the router's input, which is then another one than the experts'; each expert has a factor.
+    """
 
     expert_bias: Tensor | None
 
     def __init__(
-        self, experts: int, channels: int, inner: int, activation: str, routing: Routing, choice_bias: bool = False
-    ) -> None:
+        self, experts: int, channels: int, inner: int, activation: str, routing: Routing, choice_bias: bool = False,
+        router_norm: RMSNorm | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.routing, self.activation = routing, activation
         self.gate = nn.Linear(channels, experts, bias=False)
         self.experts = Experts(experts, channels, inner, activation)
         self.register_buffer("expert_bias", torch.zeros(experts) if choice_bias else None)
+        self.router_norm = router_norm
+        self.factors = None if router_norm is None else nn.Parameter(torch.ones(experts))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The sum (B, T, C) for x (B, T, C). residual: the input (B, T, C) of `router_norm`."""
         tokens, rule = x.flatten(0, 1), self.routing  # (N, C)
+        routed = tokens
+        if self.router_norm is not None and residual is not None:
+            routed = (self.router_norm(residual) * x.size(2) ** -0.5).flatten(0, 1)
         settings = rule.top, rule.normalize, rule.sigmoid, rule.factor
-        weights, chosen = route(tokens, self.gate.weight, None, *settings, self.expert_bias)  # (N, K) each
+        weights, chosen = route(routed, self.gate.weight, None, *settings, self.expert_bias, self.factors)  # (N, K)
         return mixture(tokens, weights, chosen, self.experts).view_as(x)
 
     def step(self) -> steps.Experts:
-        """The operation."""
+        """The operation. With a `router_norm`, the sum replaces the residual stream."""
         experts = self.experts
         return steps.Experts(
             self.gate, self.routing, [experts.gate_proj, experts.up_proj], experts.down_proj,
-            activation=self.activation, choice_bias=self.expert_bias,
+            activation=self.activation, choice_bias=self.expert_bias, router_norm=self.router_norm,
+            factors=self.factors, replaces=self.router_norm is not None,
         )  # fmt: skip

@@ -176,6 +176,10 @@ GEMMA4: Sizes = {
     "gemma-4-E2B": _llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
                           layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
     "gemma-4-E4B": _llama(2560, 10240, 42, 8, 2, **_GEMMA4, num_kv_shared_layers=18),
+    "gemma-4-26B-A4B": _llama(
+        2816, 2112, 30, 16, 8, **_GEMMA4, **_GEMMA4_DENSE | {"num_global_key_value_heads": 2}, enable_moe_block=True,
+        num_experts=128, top_k_experts=8, moe_intermediate_size=704,
+    ),
     "gemma-4-31B": _llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
 }  # fmt: skip
 _MXFP4 = {

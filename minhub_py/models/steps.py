@@ -70,7 +70,14 @@ class StoreResidual:
 
 @dataclass(frozen=True, eq=False)
 class SaveResidual:
-    """Save the current x, for `Norm`."""
+    """Save the current x, for `Norm` and `AddToSaved`."""
+
+
+@dataclass(frozen=True, eq=False)
+class AddToSaved:
+    """x = the x of `SaveResidual` + norm(x)."""
+
+    norm: RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +262,8 @@ class Experts:
 
     gate_up: one matrix with gate and up in alternate columns, or two, gate and up.    gate_up_bias, down_bias: (E, 2I)
     and (E, C), with one matrix only.    activation: of the gate of two matrices.    alpha, limit: of `gated_mlp`, the
-    gate of one matrix.    choice_bias: (E,), added to the scores for the choice only.
+    gate of one matrix.    choice_bias, factors: see `experts.route`.    router_norm: the router reads
+    router_norm(x) / √C in place of h.    replaces: x = the sum.
     """
 
     router: LinearLayer
@@ -268,6 +276,9 @@ class Experts:
     alpha: float = 1.0
     limit: float = 0.0
     choice_bias: Tensor | None = None
+    router_norm: RMSNorm | None = None
+    factors: Tensor | None = None
+    replaces: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,9 +307,9 @@ class HiddenStates:
 
 
 Step = (
-    Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | LoadResidual | Norm | Linear
-    | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add | Experts
-    | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
+    Embed | AddPositions | AddSinusoids | AddTypes | StoreResidual | SaveResidual | AddToSaved | LoadResidual | Norm
+    | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add
+    | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
 )  # fmt: skip
 
 

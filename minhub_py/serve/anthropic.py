@@ -6,14 +6,14 @@ Source: Anthropic's API reference and the types of its client. A reply is a list
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.chat.tools import is_complete, parse_arguments
+from minhub_py.chat.tools import parse_arguments
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.messages import (
     OMITTED,
@@ -24,14 +24,14 @@ from minhub_py.serve.messages import (
     parse_content,
     parse_messages,
     parse_tools,
-    reply_settings,
     set_effort,
     set_thinking,
+    start_reply,
 )
-from minhub_py.serve.models import Generation, ServedModel, parse_sampling, parse_seed
-from minhub_py.serve.openai import parse_schema
-from minhub_py.serve.replies import Call, new_call_id
+from minhub_py.serve.models import ServedModel
+from minhub_py.serve.replies import new_call_id
 from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_schema, parse_settings
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, RequestError, invalid
 
@@ -49,16 +49,9 @@ async def messages(request: HTTPRequest) -> Response:
     requested = fields.integer("max_tokens", 1, 2**31)
     if requested is None:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
-    ids = await encode_input(served, chat)
-    stops = fields.strings("stop_sequences", MAX_STOP_SEQUENCES)
-    settings: dict[str, Any] = {
-        "sampling": parse_sampling(fields, served.sampling, served.model.config.vocab_size),
-        "seed": parse_seed(fields), "stops": (*stops, *served.template.stops),
-    }  # fmt: skip
-    max_new_tokens = served.max_new_tokens(ids, requested)
-    settings |= await reply_settings(served, chat, ids, served.end_ids | served.template.end_ids, max_new_tokens)
-    generation = Generation(served)
-    generation.add(ids, max_new_tokens, **settings)
+    stops, settings = fields.strings("stop_sequences", MAX_STOP_SEQUENCES), parse_settings(fields, served)
+    settings["stops"] = (*stops, *served.template.stops)
+    generation, ids = await start_reply(served, chat, requested, settings)
     message_id = f"msg_{secrets.token_hex(12)}"
 
     def usage(output_tokens: int) -> dict[str, Any]:
@@ -70,30 +63,25 @@ async def messages(request: HTTPRequest) -> Response:
         return {"id": message_id, "type": "message", "role": "assistant", "model": served.name, "content": content,
                 **ending, "usage": usage(generation.generated_tokens)}  # fmt: skip
 
-    def ending(blocks: "Blocks", end: str) -> dict[str, Any]:
-        stop = generation.requests[0].detokenizer
-        sequence = stop.stops.found if stop is not None else None
-        reason = {"stop": "end_turn", "length": "max_tokens"}[end]
-        if sequence is not None and sequence in stops:
-            reason = "stop_sequence"
-        elif end == "stop" and blocks.has_calls:
-            reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": sequence if reason == "stop_sequence" else None}
+    def ending(blocks: "Blocks") -> dict[str, Any]:
+        detokenizer = generation.requests[0].detokenizer
+        sequence = None if detokenizer is None else detokenizer.stops.found
+        if sequence in stops:
+            return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+        reason = "max_tokens" if blocks.end == "length" else "tool_use" if blocks.has_calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
 
     async def complete() -> dict[str, Any]:
-        blocks, end = Blocks(), "length"
+        blocks = Blocks()
         async for _, delta in generation.deltas():
-            for _ in blocks.add(delta):
-                pass
-            end = delta.end or end
-        return message(blocks.content, ending(blocks, end))
+            blocks.add(delta)
+        return message(blocks.content, ending(blocks))
 
     async def events() -> AsyncIterator[bytes]:
         def event(kind: str, **data: Any) -> bytes:
             return sse({"type": kind, **data}, kind)
 
-        blocks, end = Blocks(), "length"
-        started = False
+        blocks, started = Blocks(), False
         async for _, delta in generation.deltas():
             if not started:
                 started = True
@@ -101,8 +89,7 @@ async def messages(request: HTTPRequest) -> Response:
                 yield event("message_start", message=start)
             for kind, data in blocks.add(delta):
                 yield event(kind, **data)
-            end = delta.end or end
-        yield event("message_delta", delta=ending(blocks, end), usage=usage(generation.generated_tokens))
+        yield event("message_delta", delta=ending(blocks), usage=usage(generation.generated_tokens))
         yield event("message_stop")
 
     return await respond(request, generation, complete, events if fields.boolean("stream") else None)
@@ -182,70 +169,61 @@ def parse_turn(message: Fields, limit: int) -> list[dict[str, Any]]:
 
 
 class Blocks:
-    """The blocks of a reply. `add` returns the events of a stream.
-
-    A call is held back until it is complete, and dropped if it was cut: clients require valid JSON, so that a cut call
-    would look complete. The Anthropic API also sends arguments when they are valid.
-    """
+    """The blocks of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
-        self.kind = ""  # of the current block
-        self.held: Call | None = None
-        self.has_calls = False
+        self.kind = ""  # of the current block of text or reasoning
+        self.has_calls, self.end = False, "length"
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def add(self, delta: Delta) -> Iterator[tuple[str, dict[str, Any]]]:
+    def add(self, delta: Delta) -> list[tuple[str, dict[str, Any]]]:
         """Add a delta."""
-        for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
-            if event.kind == "arguments" and self.held is not None:
-                self.held.arguments += event.text
-                continue
+        self.events = []
+        for event in delta.events:
             if event.kind == "call" or event.kind != self.kind:
-                yield from self._close()
-                yield from self._open(event)
-            if event.kind != "call":
-                yield self._append(event)
+                self._close()
+            if event.kind == "call":
+                self._add_call(event)
+            else:
+                self._add_text(event)
         if delta.end is not None:
-            if delta.end == "length" and self.held is not None and not is_complete(self.held.arguments):
-                self.held = None
-            yield from self._close()
+            self._close()
+            self.end = delta.end
+        return self.events
 
-    def _open(self, event: ReplyEvent) -> Iterator[tuple[str, dict[str, Any]]]:
-        self.kind = event.kind
-        if event.kind == "call":
-            self.held = Call(f"toolu_{new_call_id()}", event.text)
-        elif event.kind == "reasoning":
-            yield self._start({"type": "thinking", "thinking": "", "signature": ""})
-        else:
-            yield self._start({"type": "text", "text": ""})
+    def _add_call(self, event: ReplyEvent) -> None:
+        self.has_calls = True
+        arguments = parse_arguments(event.arguments)
+        block = {"type": "tool_use", "id": f"toolu_{new_call_id()}", "name": event.text}
+        self._start({**block, "input": {}})
+        self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments, ensure_ascii=False)})
+        self.content[-1]["input"] = arguments
+        self._stop()
 
-    def _start(self, block: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        self.content.append(block)
-        return "content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}
+    def _add_text(self, event: ReplyEvent) -> None:
+        kind = "thinking" if event.kind == "reasoning" else "text"
+        if not self.kind:
+            self.kind = event.kind
+            self._start({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+        self.content[-1][kind] += event.text
+        self._delta({"type": f"{kind}_delta", kind: event.text})
 
-    def _append(self, event: ReplyEvent) -> tuple[str, dict[str, Any]]:
-        if event.kind == "reasoning":
-            self.content[-1]["thinking"] += event.text
-            return self._delta({"type": "thinking_delta", "thinking": event.text})
-        self.content[-1]["text"] += event.text
-        return self._delta({"type": "text_delta", "text": event.text})
-
-    def _delta(self, delta: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "content_block_delta", {"index": len(self.content) - 1, "delta": delta}
-
-    def _close(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _close(self) -> None:
+        """End the block of text or reasoning, if there is one."""
         kind, self.kind = self.kind, ""
-        if kind == "call":
-            if self.held is None:
-                return
-            call, self.held, self.has_calls = self.held, None, True
-            arguments = parse_arguments(call.arguments)
-            yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            text = json.dumps(arguments, ensure_ascii=False)
-            yield self._delta({"type": "input_json_delta", "partial_json": text})
-            self.content[-1]["input"] = arguments
-        elif kind == "reasoning":
+        if kind == "reasoning":
             self.content[-1]["signature"] = SIGNATURE
-            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
+            self._delta({"type": "signature_delta", "signature": SIGNATURE})
         if kind:
-            yield "content_block_stop", {"index": len(self.content) - 1}
+            self._stop()
+
+    def _start(self, block: dict[str, Any]) -> None:
+        self.content.append(block)
+        self.events.append(("content_block_start", {"index": len(self.content) - 1, "content_block": {**block}}))
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        self.events.append(("content_block_delta", {"index": len(self.content) - 1, "delta": delta}))
+
+    def _stop(self) -> None:
+        self.events.append(("content_block_stop", {"index": len(self.content) - 1}))

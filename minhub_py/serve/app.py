@@ -15,9 +15,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from minhub_py.serve import anthropic, embeddings, management, ollama, openai, responses, tokenization
-from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
-from minhub_py.serve.models import ServedModel, parse_variables
+from minhub_py.serve import anthropic, completions, embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve.messages import encode_input, parse_chat
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
@@ -158,19 +158,22 @@ async def metrics(request: HTTPRequest) -> Response:
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
-    chat.variables = parse_variables(fields)
-    set_effort(chat, served, fields.get("reasoning_effort"))
-    ids = await encode_input(served, chat)
+    ids = await encode_input(served, parse_chat(fields, served))
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 
 Endpoint = Callable[[HTTPRequest], Awaitable[Response]]
-GETS: dict[str, Endpoint] = {"/models": openai.models, "/models/{name:path}": openai.model, "/health": health,
-                             "/tokenizer_info": tokenization.tokenizer_info}  # fmt: skip
+GETS: dict[str, Endpoint] = {
+    "/models": openai.models,
+    "/models/{name:path}": openai.model,
+    "/health": health,
+    "/props": management.props,
+    "/slots": management.slots,
+    "/tokenizer_info": tokenization.tokenizer_info,
+}
 POSTS: dict[str, Endpoint] = {
     "/chat/completions": openai.chat_completions,
-    "/completions": openai.completions,
+    "/completions": completions.completions,
     "/messages": anthropic.messages,
     "/messages/count_tokens": anthropic.count_tokens,
     "/responses": responses.responses,

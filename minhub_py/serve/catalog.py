@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 from minhub_py.serve.models import ServedModel, Task
@@ -25,7 +26,7 @@ State = Literal["unloaded", "loading", "loaded", "failed"]
 
 @dataclass(frozen=True)
 class Source:
-    """A model that can be loaded. size: the weights in bytes, estimated from their files."""
+    """A model that can be loaded. size: of its files in bytes."""
 
     load: Callable[[], ServedModel]
     size: int
@@ -38,6 +39,7 @@ class Entry:
 
     keep_alive: seconds until the model is unloaded after its last request; None: never.
     in_cache: listed by `Models.cached`.
+    memory: bytes of the weights and the KV cache, known after the model was loaded.
     users: number of requests that need the model.
     last_used: on the event loop's clock.
     expires: when the model will be unloaded, on the same clock; None: never, or it has users.
@@ -47,6 +49,7 @@ class Entry:
     source: Source | None = None
     keep_alive: float | None = None
     in_cache: bool = False
+    memory: int = 0
     served: ServedModel | None = None
     loading: "asyncio.Task[None] | None" = None
     failed: bool = False
@@ -68,8 +71,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """The size of the weights in bytes."""
-        return self.served.bytes if self.served is not None else self.source.size if self.source else 0
+        """The memory of the model in bytes, estimated by its files if it has never been loaded."""
+        return self.memory or (self.source.size if self.source else 0)
 
     @property
     def expires(self) -> float | None:
@@ -83,9 +86,10 @@ class Models:
     models: loaded models, which are unloaded only if they have a source.
     cached: lists further models by name, for example the ones in the Hub cache. Runs in a thread.
     max_models: maximum number of loaded models.
-    max_memory: maximum size of their weights in bytes.
+    max_memory: maximum size of their weights and KV caches in bytes.
     keep_alive: seconds until a model of `cached` is unloaded after its last request; None: never.
     timeout: seconds that a request waits for another model to become idle.
+    aliases: further names of models, which may contain *, such as {"claude-*": "qwen"}.
 
     A request that needs a model that is not loaded waits until it is. One model is loaded at a time. If a limit is
     exceeded, the model whose last request is longest ago is unloaded first; models with unfinished requests are not.
@@ -94,8 +98,9 @@ class Models:
     def __init__(
         self, models: Sequence[ServedModel] = (), *, cached: Callable[[], Mapping[str, Source]] = dict,
         max_models: int | None = None, max_memory: int | None = None, keep_alive: float | None = DEFAULT_KEEP_ALIVE,
-        timeout: float = 600.0,
+        timeout: float = 600.0, aliases: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
+        self.aliases = dict(aliases or {})
         self.entries: dict[str, Entry] = {}
         self.cached, self.max_models, self.max_memory = cached, max_models, max_memory
         self.keep_alive, self.timeout, self.closed = keep_alive, timeout, False
@@ -111,7 +116,7 @@ class Models:
 
     def add(self, served: ServedModel, source: Source | None = None) -> None:
         """Add a loaded model. source: loads it again after a limit has unloaded it."""
-        self.entries[served.name] = Entry(served.name, source, served=served)
+        self.entries[served.name] = Entry(served.name, source, served=served, memory=served.memory)
 
     async def available(self) -> list[Entry]:
         """All models, including those in the cache that have not been loaded yet."""
@@ -138,6 +143,7 @@ class Models:
         return entry
 
     def _named(self, name: str) -> Entry | None:
+        name = next((model for alias, model in self.aliases.items() if fnmatchcase(name, alias)), name)
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
         loaded = [other for other in self.entries.values() if other.served is not None and name in other.served.names]
         return entry or next(iter(loaded), None)
@@ -228,7 +234,9 @@ class Models:
                 if self.closed:
                     await asyncio.to_thread(served.close)
                     raise RequestError(503, "the server is shutting down", "busy", retry_after=RETRY_AFTER)
-                entry.served, entry.failed = served, False
+                entry.served, entry.failed, entry.memory = served, False, served.memory
+                while not self._fits(entry) and (idle := self._idle()) is not None:  # the KV cache was not known
+                    await self._unload(idle)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             entry.failed = True
             note(f"Note: {entry.name} cannot be loaded: {gist(error)}")
@@ -251,9 +259,8 @@ class Models:
             )  # fmt: skip
         deadline = asyncio.get_running_loop().time() + self.timeout
         while not self._fits(entry):
-            idle = [other for other in self.entries.values() if other.served and other.source and not other.users]
-            if idle:
-                await self._unload(min(idle, key=lambda other: other.last_used))
+            if (idle := self._idle()) is not None:
+                await self._unload(idle)
                 continue
             self._released.clear()
             try:
@@ -264,8 +271,13 @@ class Models:
                     retry_after=RETRY_AFTER,
                 ) from error  # fmt: skip
 
+    def _idle(self) -> Entry | None:
+        """The loaded model without users whose last request is longest ago, if it can be loaded again."""
+        idle = [entry for entry in self.entries.values() if entry.served and entry.source and not entry.users]
+        return min(idle, key=lambda entry: entry.last_used, default=None)
+
     def _fits(self, entry: Entry) -> bool:
-        others = [other for other in self.entries.values() if other.served is not None]
+        others = [other for other in self.entries.values() if other.served is not None and other is not entry]
         if self.max_models is not None and len(others) >= self.max_models:
             return False
         return self.max_memory is None or sum(other.size for other in others) + entry.size <= self.max_memory

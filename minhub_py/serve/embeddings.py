@@ -24,12 +24,11 @@ from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.serve.encoder_engine import EncoderRequest
-from minhub_py.serve.engine_thread import BusyError, Failure
-from minhub_py.serve.models import FAILURE_STATUS, ServedModel
+from minhub_py.serve.engine_thread import Failure
+from minhub_py.serve.models import ServedModel, failed
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import DisconnectedError, until_disconnect
-from minhub_py.serve.validation import Fields, RequestError, check_string, invalid
-from minhub_py.serve.workers import RETRY_AFTER
+from minhub_py.serve.validation import Fields, check_string, invalid
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -215,12 +214,6 @@ def finite(x: Tensor) -> np.ndarray:  # type: ignore[type-arg]
     return x.numpy()
 
 
-def failed(failure: Failure) -> RequestError:
-    """The response to a failure."""
-    status = FAILURE_STATUS[failure.kind]
-    return RequestError(status, failure.message, failure.kind, retry_after=RETRY_AFTER if status == 503 else None)
-
-
 async def run_encoder(served: ServedModel, inputs: Sequence[Input], finish: Callable[[Tensor, Input], T]) -> list[T]:
     """The results of `finish` for the hidden states of each text. RequestError: the engine is busy, or it fails."""
     loop = asyncio.get_running_loop()
@@ -235,11 +228,7 @@ async def run_encoder(served: ServedModel, inputs: Sequence[Input], finish: Call
             loop.call_soon_threadsafe(set_result, value)
 
     job = EncoderRequest(inputs, finish, send, time.monotonic() + served.timeout)
-    try:
-        served.engine.submit(job)
-    except BusyError as error:
-        status = 429 if served.engine.accepting else 503
-        raise RequestError(status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER) from error
+    served.submit(job)
     try:
         value = await result
     finally:

@@ -6,6 +6,7 @@ request fails. After a change of the model's weights (R's load_state_dict()), ne
 empty, and a new batch starts without cached prefixes.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -44,15 +45,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of a request and its tokens. `end` is the finish reason, in the last delta only.
+    """New parts of a reply and their tokens. `end` is the finish reason, in the last delta only."""
 
-    events: the parts of a parsed reply. `text` is their content.
-    """
-
-    text: str
+    events: tuple[ReplyEvent, ...]
     tokens: tuple[Token, ...]
     end: Literal["stop", "length"] | None = None
-    events: tuple[ReplyEvent, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text, without reasoning and calls."""
+        return "".join(event.text for event in self.events if event.kind == "content")
 
 
 @dataclass(eq=False)
@@ -112,7 +114,7 @@ class Detokenizer:
         if not text and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
-        return Delta(text, tokens, end)
+        return Delta((ReplyEvent("content", text),) if text else (), tokens, end)
 
 
 class ParsingDetokenizer:
@@ -143,8 +145,7 @@ class ParsingDetokenizer:
         if not events and end is None:
             return None
         tokens, self.tokens = tuple(self.tokens), []
-        text = "".join(event.text for event in events if event.kind == "content")
-        return Delta(text, tokens, end, tuple(events))
+        return Delta(tuple(events), tokens, end)
 
 
 class Engine(EngineThread[Request]):
@@ -167,7 +168,9 @@ class Engine(EngineThread[Request]):
         self.weights: list[object] = []  # identity of the weights of the batch
         self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
         self.decode_seconds = 0.0  # of the latest step without prefill
+        self.ready = threading.Event()
         self.start()
+        self.ready.wait()
 
     @property
     def active(self) -> Collection[object]:
@@ -178,14 +181,17 @@ class Engine(EngineThread[Request]):
 
     def _run(self) -> None:
         with torch.inference_mode():
-            batch = self._new_batch()
             try:
+                batch = self._new_batch()
+                self.cache_bytes = batch.cache.size
+                self.ready.set()
                 while not self.stopping:
                     self._receive(wait=not self.running and not self.waiting)
                     if self.waiting and not self.running and not self._is_current():
                         batch = self._new_batch()
                     batch = self._step(batch)
             finally:
+                self.ready.set()
                 self.stop_accepting()
                 self._receive(wait=False)
                 for request in [*self.running.values(), *self.waiting]:

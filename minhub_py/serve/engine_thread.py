@@ -55,6 +55,7 @@ class EngineThread(Generic[R]):
         self.counts = {"prompt": 0, "cached": 0, "generated": 0, "finished": 0, "failed": 0, "cancelled": 0}
         self.lock = threading.Lock()
         self.unfinished = 0  # number of requests
+        self.cache_bytes = 0  # of the KV cache
         self.thread = threading.Thread(target=self._run, name="minhub engine", daemon=True)
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
-"""Requests that load, unload, download and delete models.
+"""Requests that load, unload, download, delete and describe models.
 
-Sources: Ollama's /api/pull and /api/delete, and llama.cpp's /models/load and /models/unload.
+Sources: Ollama's /api/pull and /api/delete; llama.cpp's /models/load, /models/unload, /props and /slots.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from minhub_py.serve.server import Server, server_of
 from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
 from minhub_py.system.printable import gist
+from minhub_py.system.version import __version__
 
 STEPS = 200  # maximum number of lines about a file
 
@@ -40,6 +41,25 @@ async def unload(request: HTTPRequest) -> Response:
     fields = await server.read(request)
     await server.models.unload(name_in(fields))
     return JSONResponse({"success": True})
+
+
+async def props(request: HTTPRequest) -> Response:
+    """GET /props: the settings of a model. `model` in the query selects another model than the first."""
+    served = await server_of(request).model_for(request, request.query_params.get("model"))
+    return JSONResponse({
+        "default_generation_settings": {"n_ctx": served.engine.max_length, "params": served.sampling},
+        "total_slots": served.engine.batch_size, "model_alias": served.name, "model_path": served.name,
+        "chat_template": served.template.templates.get("default", ""), "build_info": f"minhub {__version__}",
+        "modalities": {"vision": False, "audio": False},
+    })  # fmt: skip
+
+
+async def slots(request: HTTPRequest) -> Response:
+    """GET /slots: the rows of a model's batch. `model` in the query is as for /props."""
+    engine = (await server_of(request).model_for(request, request.query_params.get("model"))).engine
+    active = len(engine.active)
+    return JSONResponse([{"id": row, "n_ctx": engine.max_length, "is_processing": row < active}
+                         for row in range(engine.batch_size)])  # fmt: skip
 
 
 async def pull(request: HTTPRequest) -> Response:

@@ -5,17 +5,17 @@ conversation fail. Such parts are accepted in a reduced form.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
+from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
 from minhub_py.chat.templates import REASONING_FIELDS
-from minhub_py.chat.tool_grammar import ToolChoice, reasoning_budget
 from minhub_py.chat.tools import schemas_of
+from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import Fields, check_string, invalid
-from minhub_py.system.console import note
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
 OMITTED = "[{} omitted: the model reads text only]"
@@ -50,54 +50,43 @@ class ChatInput:
         return {name: schemas[name] for name in self.allowed}
 
 
+def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
+    """The conversation of a request of the OpenAI API, without its tool choice."""
+    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat.variables = parse_variables(fields)
+    set_effort(chat, served, fields.get("reasoning_effort"))
+    return chat
+
+
 async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
     """The token IDs of the prompt."""
     variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
     return await served.encode_chat(chat.messages, variables)
 
 
-async def reply_settings(
-    served: ServedModel, chat: ChatInput, ids: Sequence[int], stop_ids: frozenset[int], max_new_tokens: int,
+async def start_reply(
+    served: ServedModel, chat: ChatInput, max_tokens: int | None, settings: dict[str, Any], count: int = 1,
     name: str = "tools",
-) -> dict[str, Any]:  # fmt: skip
-    """The settings of `Generation.add` for a reply: end tokens, grammar and parser.
+) -> tuple[Generation, list[int]]:  # fmt: skip
+    """A generation of `count` replies, which has not started, and its prompt.
 
-    max_new_tokens: maximum number of tokens of the reply, about half of which can be reasoning before a required call.
-    stop_ids: token IDs that end replies without calls.    name: the field of the tools or the schema.
+    settings: result of `parse_settings`.    name: the field of the tools or the schema.
     """
-    markup = served.template.markup
-    settings: dict[str, Any] = {"stop_ids": stop_ids, "grammar": None}
-    active = chat.choice != "none" and bool(chat.allowed)
-    parsed = markup.tools.kind == "channels" or (markup.reasoning is not None and chat.separate_reasoning)
-    prompt = served.tokenizer.decode(list(ids[-64:]), skip_special_tokens=False)
-    schemas = chat.schemas if active else None
-    if active or parsed:
-        context = [] if served.model.encoder_decoder else ids
-        settings["new_parser"] = lambda: ReplyParser(markup, schemas, prompt, context)
-    required = chat.choice == "required" or not active
-    budget = reasoning_budget(max_new_tokens) if required or chat.schema is not None else 0
-    choice = ToolChoice(required, chat.parallel, begins_reasoning(markup, prompt), budget, chat.schema)
-    if active:
-        settings["stop_ids"] = settings["stop_ids"] | markup.end_ids
-        settings["grammar"] = await call_grammar(served, schemas or {}, choice, name)
-    elif chat.schema is not None:
-        if parsed:
-            settings["grammar"] = await served.tool_grammar({}, choice, name)
-        else:
-            settings["grammar"] = await served.grammar(chat.schema or None, name)
-    return settings
-
-
-async def call_grammar(served: ServedModel, schemas: Mapping[str, Any], choice: ToolChoice, name: str) -> Any:
-    """The grammar of calls. Without a grammar for this tokenizer, calls are optional and not constrained."""
-    try:
-        _ = await served.schemas.run(lambda: served.vocabulary)
-    except ValueError as error:
-        if choice.required or choice.schema is not None:
-            raise invalid(str(error), name, "schema") from error
-        note(f"Note: arguments of tool calls are not constrained: {error}")
-        return None
-    return await served.tool_grammar(schemas, choice, name)
+    ids = await encode_input(served, chat)
+    max_new_tokens = served.max_new_tokens(ids, max_tokens)
+    form = ReplyForm(
+        served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
+        chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning,
+    )  # fmt: skip
+    settings = settings | {
+        "stop_ids": settings["stop_ids"] | form.end_ids,
+        "grammar": await served.reply_grammar(form, max_new_tokens, name),
+    }
+    context = [] if served.model.encoder_decoder else ids
+    new_parser = (lambda: form.parser(context)) if form.is_parsed else None
+    generation = Generation(served)
+    generation.add_choices(ids, max_new_tokens, count, new_parser=new_parser, **settings)
+    return generation, ids
 
 
 def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:

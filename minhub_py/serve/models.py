@@ -1,41 +1,34 @@
-"""The models of a server, generation for an HTTP request, and the request fields that the APIs share."""
+"""The models of a server."""
 
-import asyncio
 import json
-import random
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from reprlib import repr as brief
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from minhub_py.chat.defaults import default_sampling
-from minhub_py.chat.reply_parser import ReplyParser
+from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, tool_grammar
+from minhub_py.chat.tool_grammar import LazyGrammar
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
-from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.quantize import count
-from minhub_py.inference.sampling import Sampling, StopCriteria
+from minhub_py.inference.sampling import StopCriteria
 from minhub_py.models.base import Encoder
-from minhub_py.serve.engine import Delta, Request
 from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
-from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
+from minhub_py.system.console import note
 
 FAILURE_STATUS = {"model": 500, "schema": 400, "time": 503, "shutdown": 503}
 Task = Literal["completion", "embedding", "rerank"]
 # Maximum number of characters of a text, per token of its maximum length: WordPiece has one token for an unknown word
 # of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
-MAX_TOOL_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools
-MAX_VARIABLES_LENGTH = 100_000  # characters of chat_template_kwargs
+MAX_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools and schemas
 
 
 @dataclass(eq=False)
@@ -66,7 +59,7 @@ class ServedModel:
         # much memory.
         self.texts, self.schemas = Workers(2), Workers(1)
         self.embeddings = Workers(1)  # of a decoder
-        self.tool_grammars: dict[str, Grammar | LazyGrammar] = {}
+        self.grammars: dict[str, Grammar | LazyGrammar | None] = {}
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
         if self.is_encoder:
             longest = max(longest, CHARACTERS_PER_TOKEN)
@@ -107,15 +100,23 @@ class ServedModel:
         return count(self.model)
 
     @cached_property
-    def bytes(self) -> int:
-        """The size of the weights, with shared ones counted once."""
+    def memory(self) -> int:
+        """Bytes of the weights, with shared ones counted once, and of the KV cache."""
         tensors = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return sum(tensor.nbytes for tensor in tensors.values()) + self.engine.cache_bytes
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary for grammars. ValueError: the tokenizer does not support them."""
         return Vocabulary(self.tokenizer, self.model.config.vocab_size, self.end_ids | self.template.end_ids)
+
+    def submit(self, *requests: Any) -> None:
+        """Queue requests, all or none. RequestError: the engine is busy."""
+        try:
+            self.engine.submit(*requests)
+        except BusyError as error:
+            status = 429 if self.engine.accepting else 503
+            raise RequestError(status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER) from error
 
     # Methods that raise RequestError if an input is invalid. `name` is the field of the request.
 
@@ -190,19 +191,24 @@ class ServedModel:
         self.check_length(ids)
         return ids
 
-    async def tool_grammar(
-        self, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice, name: str
-    ) -> Grammar | LazyGrammar:
-        """The grammar of replies that can call tools. tools: JSON schemas of the arguments by name."""
+    async def reply_grammar(self, form: ReplyForm, max_new_tokens: int, name: str) -> Grammar | LazyGrammar | None:
+        """The grammar of a reply's form. Grammars of recent forms are reused."""
+        if not form.tools and form.schema is None:
+            return None
 
-        def compiled() -> Grammar | LazyGrammar:
-            key = json.dumps([list(tools.items()), asdict(choice)])
-            grammar = self.tool_grammars.pop(key, None) or tool_grammar(
-                self.vocabulary, self.template.markup, tools, choice
-            )
-            self.tool_grammars[key] = grammar  # the most recent last
-            while len(self.tool_grammars) > MAX_TOOL_GRAMMARS:
-                del self.tool_grammars[next(iter(self.tool_grammars))]
+        def vocabulary() -> Vocabulary:
+            try:
+                return self.vocabulary
+            except ValueError as error:
+                note(f"Note: replies are not constrained: {error}")
+                raise
+
+        def compiled() -> Grammar | LazyGrammar | None:
+            key = json.dumps([list(form.tools.items()), asdict(form.choice(max_new_tokens)), form.is_parsed])
+            grammar = self.grammars.pop(key, None) or form.grammar(vocabulary, max_new_tokens)
+            self.grammars[key] = grammar  # the most recent last
+            while len(self.grammars) > MAX_GRAMMARS:
+                del self.grammars[next(iter(self.grammars))]
             return grammar
 
         try:
@@ -210,152 +216,15 @@ class ServedModel:
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
 
-    async def grammar(self, schema: Any, name: str) -> Grammar:
+    async def grammar(self, schema: Mapping[str, Any] | None, name: str) -> Grammar:
         """The grammar of a JSON schema; None allows any object."""
-        if schema is not None and not isinstance(schema, dict):
-            raise invalid(f"{name} must be a JSON schema, not {brief(schema)}", name)
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
 
 
-class Generation:
-    """The engine requests of one HTTP request. Transfers their deltas from the engine's thread to the event loop."""
-
-    def __init__(self, served: ServedModel) -> None:
-        self.served = served
-        self.requests: list[Request] = []
-        self.queue: asyncio.Queue[tuple[int, Delta | Failure]] = asyncio.Queue()
-        self.loop = asyncio.get_running_loop()
-        self.first: tuple[int, Delta] | None = None  # the first delta, if it was awaited before the response
-
-    def add(
-        self, ids: Sequence[int], max_new_tokens: int, *, new_parser: Callable[[], ReplyParser] | None = None,
-        **settings: Any,
-    ) -> None:  # fmt: skip
-        """Add a request with settings of `engine.Request`. new_parser: returns its parser."""
-        index = len(self.requests)
-        parser = None if new_parser is None else new_parser()
-
-        def send(item: Delta | Failure) -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, item))
-
-        deadline = time.monotonic() + self.served.timeout
-        self.requests.append(Request(ids, max_new_tokens, send, deadline=deadline, parser=parser, **settings))
-
-    def start(self) -> None:
-        """Submit the requests. RequestError: the engine is busy."""
-        try:
-            self.served.engine.submit(*self.requests)
-        except BusyError as error:
-            status = 429 if self.served.engine.accepting else 503
-            raise RequestError(status, f"{error}: try again later", "busy", retry_after=RETRY_AFTER) from error
-
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(index of the request, delta) until all requests have ended. RequestError: one fails."""
-        unfinished = len(self.requests)
-        while unfinished:
-            index, delta = self.first or await self.next_delta()
-            self.first = None
-            yield index, delta
-            unfinished -= delta.end is not None
-
-    async def next_delta(self) -> tuple[int, Delta]:
-        """The next delta of any request."""
-        index, item = await self.queue.get()
-        if isinstance(item, Failure):
-            status = FAILURE_STATUS[item.kind]
-            raise RequestError(status, item.message, item.kind, retry_after=RETRY_AFTER if status == 503 else None)
-        return index, item
-
-    def cancel(self) -> None:
-        """Cancel the unfinished requests."""
-        for request in self.requests:
-            request.cancelled = True
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """The number of generated tokens of reasoning so far."""
-        return sum(request.parser.reasoning_tokens for request in self.requests if request.parser is not None)
-
-    @property
-    def generated_tokens(self) -> int:
-        """The number of generated tokens so far, without scored ones."""
-        return sum(len(request.new_ids) for request in self.requests if not request.targets)
-
-    @property
-    def cached_tokens(self) -> int:
-        """The number of prompt tokens copied from the prefix cache."""
-        return max((request.cached_tokens for request in self.requests), default=0)
-
-
-def parse_sampling(
-    fields: Fields, defaults: Mapping[str, Any], vocab_size: int, penalty: str = "repetition_penalty"
-) -> Sampling:
-    """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the repetition penalty."""
-    fields.reject("mirostat")
-    fields.reject("typical_p", "tfs_z", harmless=(1,))
-    settings = dict(defaults)
-    top_k = fields.integer("top_k", -1, 2**31)
-    if top_k is not None:
-        settings["top_k"] = top_k if top_k > 0 else None
-    top_p = fields.number("top_p")
-    if top_p is not None:
-        settings["top_p"] = top_p or 1e-9  # 0: only the most likely token
-    names = {**{name: name for name in Sampling.names()}, "repetition_penalty": penalty}
-    settings["logit_bias"] = parse_bias(fields) or settings["logit_bias"]
-    for name in ("temperature", "repetition_penalty", "min_p", "presence_penalty", "frequency_penalty"):
-        if (value := fields.number(names[name])) is not None:
-            settings[name] = value
-    settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0 disables it in some clients
-    for name, value in settings.items():
-        try:
-            check_sampling(name, value)
-        except ValueError as error:
-            raise invalid(str(error).replace(name, names[name]), names[name]) from error
-    sampling = Sampling(**settings)
-    try:
-        sampling.check_vocabulary(vocab_size)
-    except ValueError as error:
-        raise invalid(str(error), "logit_bias") from error
-    return sampling
-
-
-def parse_bias(fields: Fields) -> dict[int, float]:
-    """The logit_bias by token ID. As in the OpenAI API, IDs are the keys of a JSON object."""
-    biases = fields.object("logit_bias")
-    if unreadable := [key for key in biases.values if not re.fullmatch("[0-9]{1,9}", key)]:
-        raise invalid(f"logit_bias must map token IDs to numbers, but has the key {brief(unreadable[0])}", "logit_bias")
-    return {int(key): value for key in biases.values if (value := biases.number(key)) is not None}
-
-
-def parse_stops(fields: Fields) -> tuple[str, ...]:
-    """Stop strings; empty ones are ignored."""
-    try:
-        return stop_strings(fields.strings("stop", MAX_STOPS))
-    except ValueError as error:
-        raise invalid(str(error), "stop") from error
-
-
-def parse_seed(fields: Fields) -> int:
-    """The seed; a random one if it is missing or, as in Ollama, -1."""
-    seed = fields.integer("seed", -(2**63), 2**63 - 1)
-    return random.getrandbits(62) if seed in (None, -1) else int(seed or 0)
-
-
-def parse_variables(fields: Fields) -> dict[str, Any]:
-    """Further variables of the chat template, such as enable_thinking."""
-    name = "chat_template_kwargs"
-    variables = dict(fields.object(name).values)
-    try:
-        size = len(json.dumps(variables))
-    except RecursionError as error:
-        raise invalid(f"{name} is nested too deeply", name) from error
-    if size > MAX_VARIABLES_LENGTH:
-        raise invalid(f"{name} has {size:,} characters: at most {MAX_VARIABLES_LENGTH:,}", name)
-    for reserved in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
-        if reserved in variables:
-            raise invalid(f"{name} must not contain {reserved}: remove it", name)
-    return variables
+def failed(failure: Failure) -> RequestError:
+    """The response to a failure."""
+    status = FAILURE_STATUS[failure.kind]
+    return RequestError(status, failure.message, failure.kind, retry_after=RETRY_AFTER if status == 503 else None)

@@ -26,18 +26,12 @@ from minhub_py.serve.embeddings import (
     unless_disconnected,
 )
 from minhub_py.serve.engine import Delta
-from minhub_py.serve.messages import (
-    ChatInput,
-    choose_tools,
-    encode_input,
-    parse_messages,
-    parse_tools,
-    reply_settings,
-    set_effort,
-)
-from minhub_py.serve.models import Generation, ServedModel, Task, parse_sampling, parse_seed, parse_stops
+from minhub_py.serve.generation import Generation
+from minhub_py.serve.messages import ChatInput, choose_tools, parse_messages, parse_tools, set_effort, start_reply
+from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_settings
 from minhub_py.serve.streaming import json_line, respond
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.duration import parse_duration
@@ -249,25 +243,16 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
     if schema not in (None, "json") and not isinstance(schema, dict):
         raise invalid(f"format must be a JSON schema, not {brief(schema)}", "format")
     schema = {} if schema == "json" else schema
-    requested = options.integer("num_predict", -2, 2**31) or 0
-    settings: dict[str, Any] = {
-        "sampling": parse_sampling(options, served.sampling, served.model.config.vocab_size, "repeat_penalty"),
-        "seed": parse_seed(options), "stops": parse_stops(options), "stop_ids": served.end_ids,
-    }  # fmt: skip
-    if isinstance(chat, str):
-        ids = await served.encode(chat)
-        max_new_tokens = served.max_new_tokens(ids, requested if requested > 0 else None)
-        settings["grammar"] = None if schema is None else await served.grammar(schema or None, "format")
-    else:
+    requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None  # as in Ollama, -1 and -2: no limit
+    settings = parse_settings(options, served, chat=not isinstance(chat, str), penalty="repeat_penalty")
+    if isinstance(chat, ChatInput):
         chat.schema = schema
         apply_think(chat, served, fields.get("think"))
-        ids = await encode_input(served, chat)
-        settings["stops"] += served.template.stops
-        max_new_tokens = served.max_new_tokens(ids, requested if requested > 0 else None)
-        ends = served.end_ids | served.template.end_ids
-        settings |= await reply_settings(served, chat, ids, ends, max_new_tokens, "format")
+        return await start_reply(served, chat, requested, settings, name="format")
+    ids = await served.encode(chat)
+    settings["grammar"] = None if schema is None else await served.grammar(schema or None, "format")
     generation = Generation(served)
-    generation.add(ids, max_new_tokens, **settings)
+    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
     return generation, ids
 
 
@@ -305,40 +290,28 @@ async def reply(
         return last(complete)
 
     async def lines() -> AsyncIterator[bytes]:
-        part, whole = ParsedReply(), ParsedReply()
+        def line(part: ParsedReply) -> bytes:
+            return json_line({**head(), **shape(part), "done": False})
+
+        calls = ParsedReply()  # in one line: litellm joins the calls of several lines
         async for _, delta in generation.deltas():
-            for step in steps(delta):
-                # In one line: litellm joins the calls of several lines.
-                if part.calls and step.events[:1] and step.events[0].kind not in ("call", "arguments"):
-                    yield json_line({**head(), **shape(part), "done": False})
-                    part = ParsedReply()
-                first = len(whole.calls)
-                whole.add(step)
-                part.calls += whole.calls[first:]
-                if not part.calls and (step.text or step.events):
-                    yield json_line({**head(), **shape(text_part(step)), "done": False})
+            for event in delta.events:
+                part = ParsedReply()
+                part.add(Delta((event,), ()))
+                if event.kind == "call":
+                    calls.calls += part.calls
+                    continue
+                if calls.calls:
+                    yield line(calls)
+                    calls = ParsedReply()
+                yield line(part)
             if delta.end:
-                part.finish(delta.end)
-                if part.calls:
-                    yield json_line({**head(), **shape(part), "done": False})
+                if calls.calls:
+                    yield line(calls)
                 yield json_line(last(ParsedReply(end=delta.end)))
 
     stream = lines if fields.boolean("stream", True) else None
     return await respond(request, generation, complete, stream, "application/x-ndjson")
-
-
-def steps(delta: Delta) -> list[Delta]:
-    """A delta as deltas of one event each."""
-    if not delta.events:
-        return [delta]
-    return [Delta(event.text if event.kind == "content" else "", (), None, (event,)) for event in delta.events]
-
-
-def text_part(step: Delta) -> ParsedReply:
-    """The text or reasoning of a delta."""
-    part = ParsedReply()
-    part.add(step)
-    return part
 
 
 def nanoseconds(seconds: float) -> int:

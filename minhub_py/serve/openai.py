@@ -1,45 +1,28 @@
-"""OpenAI API: models, chat completions and completions.
+"""OpenAI API: models and chat completions.
 
 Source: OpenAI's API reference. Comments explain adaptations to clients that deviate from it.
 """
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timezone
-from reprlib import repr as brief
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.inference.grammar import Grammar
-from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.catalog import Entry
-from minhub_py.serve.engine import Delta, Token, token_text
-from minhub_py.serve.messages import (
-    ChatInput,
-    choose_tools,
-    encode_input,
-    parse_messages,
-    parse_tools,
-    reply_settings,
-    set_effort,
-)
-from minhub_py.serve.models import (
-    Generation,
-    ServedModel,
-    parse_sampling,
-    parse_seed,
-    parse_stops,
-    parse_variables,
-)
+from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.generation import Generation
+from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_tools, start_reply
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
-from minhub_py.serve.validation import Fields, check_string, finite, invalid
+from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.version import __version__
 
 MAX_CHOICES = 16
@@ -85,12 +68,11 @@ async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
     fields.reject("audio")
-    chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
+    chat = parse_chat(fields, served)
     legacy = choose(chat, fields)
-    settings = parse_settings(fields, served, chat=True)
+    settings = parse_settings(fields, served)
     chat.schema = parse_schema(fields, "response_format")
-    chat.variables = parse_variables(fields) | {"continue_final_message": fields.boolean("continue_final_message")}
-    set_effort(chat, served, fields.get("reasoning_effort"))
+    chat.variables |= {"continue_final_message": fields.boolean("continue_final_message")}
     chat.separate_reasoning = fields.get("reasoning_format") != "none"
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
@@ -100,16 +82,11 @@ async def chat_completions(request: HTTPRequest) -> Response:
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
     stream, usage_chunk = parse_stream(fields)
-    ids = await encode_input(served, chat)
-    max_new_tokens = served.max_new_tokens(ids, requested)
-    settings |= await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens)
-    generation = Generation(served)
-    add_choices(generation, ids, max_new_tokens, count, settings)
-    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
-            "system_fingerprint": FINGERPRINT}  # fmt: skip
+    generation, ids = await start_reply(served, chat, requested, settings, count)
+    stop_ids, head = settings["stop_ids"], head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
-        return {"content": chat_logprobs(tokens, settings["stop_ids"]), "refusal": None} if logprobs else None
+        return {"content": chat_logprobs(tokens, stop_ids), "refusal": None} if logprobs else None
 
     async def complete() -> dict[str, Any]:
         replies = await collect_replies(generation)
@@ -193,7 +170,7 @@ class DeltaWriter:
 
     def __init__(self, legacy: bool = False) -> None:
         self.legacy = legacy
-        self.splitters: dict[str, DeltaSplitter] = {}
+        self.splitters = {"content": DeltaSplitter(), "reasoning": DeltaSplitter()}
         self.calls = 0
         self.tokens: tuple[Token, ...] = ()  # not sent yet
 
@@ -201,44 +178,38 @@ class DeltaWriter:
         """The deltas to send with their tokens."""
         self.tokens += delta.tokens
         parts = []
-        for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
-            if self.legacy and event.index > 0:
-                continue
+        for event in delta.events:
             if event.kind == "call":
-                parts += self._end_text()
-                self.calls += 1
-                function = {"name": event.text, "arguments": ""}
-                call = {"index": event.index, "id": new_call_id(), "type": "function", "function": function}
-                parts.append({"function_call": function} if self.legacy else {"tool_calls": [call]})
+                parts += [*self._remaining_text(), *self._call(event)]
             else:
-                parts += self._text(event)
+                parts += [text_delta(event.kind, text) for text in self.splitters[event.kind].add(event.text)]
         if delta.end is not None:
-            parts += self._end_text()
+            parts += self._remaining_text()
         sent = [(part, self.tokens if number == 0 else ()) for number, part in enumerate(parts)]
         self.tokens = () if parts else self.tokens
         return sent
 
-    def _text(self, event: ReplyEvent) -> list[dict[str, Any]]:
-        key = f"{event.kind} {event.index}"
-        splitter = self.splitters.setdefault(key, DeltaSplitter(lambda text: text_delta(event, text, self.legacy)))
-        return splitter.add(event.text)
+    def _remaining_text(self) -> list[dict[str, Any]]:
+        return [text_delta(kind, text) for kind, splitter in self.splitters.items()
+                for text in splitter.add("", last=True)]  # fmt: skip
 
-    def _end_text(self) -> list[dict[str, Any]]:
-        return [part for splitter in self.splitters.values() for part in splitter.end()]
+    def _call(self, event: ReplyEvent) -> list[dict[str, Any]]:
+        index, self.calls = self.calls, self.calls + 1
+        if self.legacy:
+            return [] if index else [{"function_call": {"name": event.text, "arguments": event.arguments}}]
+        # As in the OpenAI API, the first delta of a call has empty arguments.
+        call = {"id": new_call_id(), "type": "function", "function": {"name": event.text, "arguments": ""}}
+        deltas = (call, {"function": {"arguments": event.arguments}})
+        return [{"tool_calls": [{"index": index, **delta}]} for delta in deltas]
 
     def finish_reason(self, end: str) -> str:
         """The finish reason of the message."""
         return finish_reason(end, self.calls > 0, self.legacy)
 
 
-def text_delta(event: ReplyEvent, text: str, legacy: bool) -> dict[str, Any]:
-    """The delta of a part of a reply."""
-    if event.kind == "content":
-        return {"content": text}
-    if event.kind == "reasoning":
-        return {"reasoning_content": text, "reasoning": text}
-    function = {"arguments": text}
-    return {"function_call": function} if legacy else {"tool_calls": [{"index": event.index, "function": function}]}
+def text_delta(kind: str, text: str) -> dict[str, Any]:
+    """The delta of text or reasoning."""
+    return {"content": text} if kind == "content" else {"reasoning_content": text, "reasoning": text}
 
 
 class DeltaSplitter:
@@ -247,23 +218,18 @@ class DeltaSplitter:
     A first delta of one character is held back until the next one, and a delta that equals the previous text is split.
     """
 
-    def __init__(self, shape: Callable[[str], dict[str, Any]]) -> None:
-        self.shape = shape
+    def __init__(self) -> None:
         self.held = self.sent = ""
 
-    def add(self, text: str, *, last: bool = False) -> list[dict[str, Any]]:
-        """The deltas to send after new text."""
+    def add(self, text: str, *, last: bool = False) -> list[str]:
+        """The texts to send after new text. last: also those that are held back."""
         self.held += text
         if not self.held or (len(self.held) == 1 and not self.sent and not last):
             return []
-        text = self.held
+        text, self.held = self.held, ""
         parts = [text[:1], text[1:]] if text == self.sent and len(text) > 1 else [text]
-        self.held, self.sent = "", self.sent + text
-        return [self.shape(part) for part in parts]
-
-    def end(self) -> list[dict[str, Any]]:
-        """The remaining text."""
-        return self.add("", last=True)
+        self.sent += text
+        return parts
 
 
 def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
@@ -280,210 +246,14 @@ def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dic
     ]
 
 
-# Completions
-
-
-async def completions(request: HTTPRequest) -> Response:  # noqa: PLR0915
-    """POST /v1/completions."""
-    served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("suffix")
-    inputs = parse_prompts(served, fields.get("prompt"))
-    settings = parse_settings(fields, served, chat=False)
-    settings["grammar"] = await parse_format(fields, "response_format", served)
-    top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-    settings |= {"logprobs": top is not None, "top": top or 0}
-    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
-    fields.reject("best_of", harmless=(count,))
-    check_prompts(served, len(inputs), count)
-    echo = fields.boolean("echo")
-    requested = fields.integer("max_tokens", 0, 2**31, 16)
-    stream, usage_chunk = parse_stream(fields)
-    if requested == 0 and not echo:
-        raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
-    if echo and served.model.encoder_decoder:
-        raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
-    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
-    generation = Generation(served)
-    for ids in prompts if requested else ():
-        add_choices(generation, ids, served.max_new_tokens(ids, requested), count, settings)
-    generating = len(generation.requests)  # one request per choice; scoring requests follow
-    scores: dict[int, int] = {}  # prompt -> request that scores it
-    for number, ids in enumerate(prompts):
-        if echo and top is not None and len(ids) > 1:
-            served.max_new_tokens(ids[:-1], 1)
-            scores[number] = len(generation.requests)
-            generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(top, 1))
-    head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()),
-            "model": served.name, "system_fingerprint": FINGERPRINT}  # fmt: skip
-    echoed = [served.tokenizer.decode(ids) if echo else "" for ids in prompts]
-    prompt_tokens = sum(map(len, prompts))
-
-    def generated(tokens: Sequence[Token]) -> list[Token]:
-        if echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
-            return [replace(token, text="") if token.id in settings["stop_ids"] else token for token in tokens]
-        return [token for token in tokens if token.id not in settings["stop_ids"]]
-
-    def choice(index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
-        logprobs = None if top is None else completion_logprobs(tokens, top)
-        return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
-
-    def prompt_tokens_of(number: int, scored: Sequence[Token]) -> list[Token]:
-        first_id = prompts[number][0]
-        return [Token(first_id, token_text(served.tokenizer, first_id), None, ()), *scored]
-
-    async def complete() -> dict[str, Any]:
-        replies = await collect_replies(generation)
-        choices = []
-        for index in range(len(prompts) * count):
-            number = index // count
-            text, end, shown = echoed[number], "length", list[Token]()
-            if echo and top is not None:
-                shown = prompt_tokens_of(number, replies[scores[number]].tokens if number in scores else [])
-            if index < generating:
-                text, end = text + replies[index].text, replies[index].end
-                shown += generated(replies[index].tokens)
-            choices.append(choice(index, text, shown, end))
-        return {**head, "choices": choices, "usage": usage(generation, prompt_tokens)}
-
-    async def events() -> AsyncIterator[bytes]:
-        unfinished = len(prompts) * count
-
-        def chunk(data: dict[str, Any]) -> bytes:
-            nonlocal unfinished
-            unfinished -= data["finish_reason"] is not None
-            final = {"usage": usage(generation, prompt_tokens)} if unfinished == 0 and not usage_chunk else {}
-            return sse({**head, "choices": [data], **final})
-
-        def echo_chunks(number: int, scored: Sequence[Token]) -> Iterator[bytes]:
-            shown = [] if top is None else prompt_tokens_of(number, scored)
-            for index in range(number * count, number * count + count):
-                if echo or not requested:
-                    yield chunk(choice(index, echoed[number], shown, None if requested else "length"))
-
-        for number in range(len(prompts)):
-            if number not in scores:
-                for data in echo_chunks(number, ()):
-                    yield data
-        # The chunks of a prompt's choices follow the echoed prompt, which follows its scores.
-        scored: dict[int, list[Token]] = {number: [] for number in scores}
-        held: dict[int, list[dict[str, Any]]] = {number: [] for number in scores}
-        async for index, delta in generation.deltas():
-            if index < generating:
-                choice_data = choice(index, delta.text, generated(delta.tokens), delta.end)
-                if index // count in held:
-                    held[index // count].append(choice_data)
-                else:
-                    yield chunk(choice_data)
-                continue
-            number = next(number for number, request in scores.items() if request == index)
-            scored[number] += delta.tokens
-            if delta.end is not None:
-                for data in (*echo_chunks(number, scored[number]), *map(chunk, held.pop(number))):
-                    yield data
-        if usage_chunk:
-            yield sse({**head, "choices": [], "usage": usage(generation, prompt_tokens)})
-        yield DONE
-
-    return await respond(request, generation, complete, events if stream else None)
-
-
-def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Prompts: a string, a list of token IDs, or a list of either."""
-    if value is None:
-        value = ""
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise invalid("prompt must be a string, a list of token IDs, or a list of either, not empty", "prompt")
-    if type(values[0]) is int:
-        return [served.check_ids(values)]
-    check_prompts(served, len(values), 1)
-    if any(value == [] for value in values):
-        raise invalid("a prompt must have at least one token ID", "prompt")
-    return [served.check_ids(value) if isinstance(value, list) else check_string(value, "prompt") for value in values]
-
-
-def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
-    """Reject more requests than half of the queue."""
-    maximum = (served.engine.batch_size + served.engine.queue_size) // 2
-    if prompts * choices > maximum:
-        raise invalid(f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total", "prompt")
-
-
-def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
-    """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
-    offsets, offset = [], 0
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
-        "top_logprobs": [
-            None if token.logprob is None else {text: finite(logprob) for _, text, logprob in reversed(token.top[:top])}
-            for token in tokens
-        ],
-        "text_offset": offsets,
-    }
-
-
-# Shared by all endpoints
-
-
-def parse_settings(fields: Fields, served: ServedModel, chat: bool) -> dict[str, Any]:
-    """Settings of `engine.Request`. chat: the model's default sampling and the chat template's stop criteria.
-
-    Completions sample from the model's distribution by default, as the OpenAI API specifies.
-    """
-    fields.reject("grammar", "json_schema", "structured_outputs", "guided_json")  # response formats of other servers
-    template, ignore_eos = served.template, fields.boolean("ignore_eos")
-    return {
-        "sampling": parse_sampling(
-            fields, served.sampling if chat else asdict(Sampling()), served.model.config.vocab_size
-        ),
-        "seed": parse_seed(fields),
-        "stops": parse_stops(fields) + (template.stops if chat else ()),
-        "stop_ids": (frozenset() if ignore_eos else served.end_ids) | (template.end_ids if chat else frozenset()),
-    }
-
-
-def parse_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether to stream, and whether to send the usage in a separate chunk."""
-    return fields.boolean("stream"), fields.object("stream_options").boolean("include_usage")
-
-
-async def parse_format(fields: Fields, name: str, served: ServedModel) -> Grammar | None:
-    """The grammar of a response format."""
-    schema = parse_schema(fields, name)
-    return None if schema is None else await served.grammar(schema or None, f"{name}.schema")
-
-
-def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
-    """The schema of a response format, in `schema` or nested in `json_schema`; {} is any object."""
-    form = fields.object(name)
-    kind = form.string("type")
-    if kind in (None, "text"):
-        return None
-    if kind not in ("json_object", "json_schema"):
-        raise invalid(f"{name}.type must be text, json_object or json_schema, not {kind!r}", name, "unsupported")
-    nested = kind == "json_schema" and form.get("json_schema") is not None
-    schema = (form.object("json_schema") if nested else form).get("schema")
-    if schema is None and kind == "json_schema":
-        raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
-    if not isinstance(schema, dict | None):
-        raise invalid(f"{name}.schema must be a JSON schema, not {brief(schema)}", name)
-    return schema or {}
-
-
-def add_choices(
-    generation: Generation, ids: list[int], max_new_tokens: int, count: int, settings: dict[str, Any]
-) -> None:
-    """Add `count` requests with consecutive seeds."""
-    for number in range(count):
-        generation.add(ids, max_new_tokens, **{**settings, "seed": settings["seed"] + number})
+def head_of(prefix: str, served: ServedModel) -> dict[str, Any]:
+    """The first fields of a response. prefix: of its ID."""
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": served.name,
+            "system_fingerprint": FINGERPRINT}  # fmt: skip
 
 
 def usage(generation: Generation, prompt_tokens: int) -> dict[str, Any]:
-    """The numbers of tokens."""
+    """The numbers of tokens of a response."""
     generated = generation.generated_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated,
             "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},

@@ -4,21 +4,20 @@ import secrets
 import string
 from dataclasses import dataclass, field
 
-from minhub_py.chat.tools import is_complete
 from minhub_py.serve.engine import Delta, Token
-from minhub_py.serve.models import Generation
+from minhub_py.serve.generation import Generation
 
 ID_CHARACTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9  # as Mistral's templates require
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call:
     """A tool call. arguments: JSON text."""
 
     id: str
     name: str
-    arguments: str = ""
+    arguments: str
 
 
 @dataclass
@@ -33,23 +32,15 @@ class ParsedReply:
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
-        self.text += delta.text
         self.tokens += delta.tokens
         for event in delta.events:
-            if event.kind == "reasoning":
+            if event.kind == "call":
+                self.calls.append(Call(new_call_id(), event.text, event.arguments))
+            elif event.kind == "reasoning":
                 self.reasoning += event.text
-            elif event.kind == "call":
-                self.calls.append(Call(new_call_id(), event.text))
-            elif event.kind == "arguments":
-                self.calls[event.index].arguments += event.text
-        if delta.end is not None:
-            self.finish(delta.end)
-
-    def finish(self, end: str) -> None:
-        """Set the end. A call that was cut is dropped: some clients call a function if its arguments are incomplete."""
-        self.end = end
-        if end == "length" and self.calls and not is_complete(self.calls[-1].arguments):
-            self.calls.pop()
+            else:
+                self.text += event.text
+        self.end = delta.end or self.end
 
 
 async def collect_replies(generation: Generation) -> list[ParsedReply]:

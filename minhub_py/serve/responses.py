@@ -6,14 +6,13 @@ A reply is a list of items: reasoning, a message, function calls. `OutputItems` 
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.chat.tools import is_complete
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.messages import (
     OMITTED,
@@ -23,13 +22,14 @@ from minhub_py.serve.messages import (
     make_call,
     parse_messages,
     parse_tools,
-    reply_settings,
     set_effort,
+    start_reply,
 )
-from minhub_py.serve.models import Generation, ServedModel
-from minhub_py.serve.openai import parse_schema, parse_settings, parse_stream, usage
+from minhub_py.serve.models import ServedModel
+from minhub_py.serve.openai import usage
 from minhub_py.serve.replies import new_call_id
 from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, check_string, invalid
 
@@ -47,14 +47,10 @@ async def responses(request: HTTPRequest) -> Response:
     """POST /v1/responses."""
     served, fields = await server_of(request).read_with_model(request, "completion")
     chat = parse_input(fields, served)
-    settings = parse_settings(fields, served, chat=True)
+    settings = parse_settings(fields, served)
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
-    ids = await encode_input(served, chat)
-    max_new_tokens = served.max_new_tokens(ids, requested)
-    settings |= await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens)
-    generation = Generation(served)
-    generation.add(ids, max_new_tokens, **settings)
+    generation, ids = await start_reply(served, chat, requested, settings)
     response_id, created = f"resp_{secrets.token_hex(12)}", int(time.time())
 
     def response(output: list[dict[str, Any]], end: str | None = None) -> dict[str, Any]:
@@ -75,12 +71,10 @@ async def responses(request: HTTPRequest) -> Response:
         }  # fmt: skip
 
     async def complete() -> dict[str, Any]:
-        items, end = OutputItems(), "length"
+        items = OutputItems()
         async for _, delta in generation.deltas():
-            for _ in items.add(delta):
-                pass
-            end = delta.end or end
-        return response([item for item in items.output if not is_cut(item)], end)
+            items.add(delta)
+        return response(items.output, items.end)
 
     async def events() -> AsyncIterator[bytes]:
         number = 0
@@ -92,12 +86,11 @@ async def responses(request: HTTPRequest) -> Response:
 
         yield event("created", response=response([]))
         yield event("in_progress", response=response([]))
-        items, end = OutputItems(), "length"
+        items = OutputItems()
         async for _, delta in generation.deltas():
             for kind, data in items.add(delta):
                 yield event(kind, **data)
-            end = delta.end or end
-        yield event("completed" if end == "stop" else "incomplete", response=response(items.output, end))
+        yield event("completed" if items.end == "stop" else "incomplete", response=response(items.output, items.end))
 
     return await respond(request, generation, complete, events if stream else None)
 
@@ -152,85 +145,90 @@ def messages_of(items: list[Any]) -> list[Any]:
     return messages
 
 
-def is_cut(item: dict[str, Any]) -> bool:
-    """Whether an item is a call whose arguments are incomplete, because the reply was cut."""
-    return item["type"] == "function_call" and item["status"] == "incomplete"
-
-
 class OutputItems:
     """The items of a reply. `add` returns the events of a stream."""
 
     def __init__(self) -> None:
-        self.output: list[dict[str, Any]] = []  # complete items, and the current one
-        self.kind = ""  # of the current item
-        self.call = -1  # number of its call
+        self.output: list[dict[str, Any]] = []
+        self.kind = ""  # of the current item of text or reasoning
+        self.end = "length"
+        self.events: list[Event] = []
 
-    def add(self, delta: Delta) -> Iterator[Event]:
+    def add(self, delta: Delta) -> list[Event]:
         """Add a delta."""
-        for event in delta.events or ((ReplyEvent("content", delta.text),) if delta.text else ()):
-            kind = "call" if event.kind == "arguments" else event.kind
-            if (kind, event.index if kind == "call" else -1) != (self.kind, self.call):
-                yield from self._close("completed")
-                yield from self._open(kind, event)
-            if event.kind != "call":
-                yield from self._append(event.text)
+        self.events = []
+        for event in delta.events:
+            if event.kind == "call" or event.kind != self.kind:
+                self._close("completed")
+            if event.kind == "call":
+                self._add_call(event)
+            else:
+                self._add_text(event)
         if delta.end is not None:
             if not self.output:
-                yield from self._open("content", ReplyEvent("content", ""))
-            yield from self._close("completed" if delta.end == "stop" else "incomplete")
+                self._open("content")
+            self._close("completed" if delta.end == "stop" else "incomplete")
+            self.end = delta.end
+        return self.events
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
+    def _add_call(self, event: ReplyEvent) -> None:
+        id = new_call_id()  # ellmer uses the item's ID as the call's
+        item = {"id": id, "type": "function_call", "call_id": id, "name": event.text, "arguments": ""}
+        self._start(item)
+        item["arguments"] = event.arguments
+        self._send("function_call_arguments.delta", delta=event.arguments)
+        self._send("function_call_arguments.done", name=event.text, arguments=event.arguments)
+        self._stop("completed")
 
-    def _open(self, kind: str, event: ReplyEvent) -> Iterator[Event]:
-        self.kind, self.call = kind, event.index if kind == "call" else -1
-        token = secrets.token_hex(12)
-        item: dict[str, Any]
-        if kind == "call":  # ellmer uses the item's ID as the call's
-            id = new_call_id()
-            item = {"id": id, "type": "function_call", "call_id": id, "name": event.text, "arguments": ""}
-        elif kind == "reasoning":
-            item = {"id": f"rs_{token}", "type": "reasoning", "summary": [], "content": []}
+    def _add_text(self, event: ReplyEvent) -> None:
+        if not self.kind:
+            self._open(event.kind)
+        item = self.output[-1]
+        if event.kind == "reasoning":
+            item["summary"][0]["text"] += event.text
+            self._send("reasoning_summary_text.delta", summary_index=0, delta=event.text)
+        else:
+            item["content"][0]["text"] += event.text
+            self._send("output_text.delta", content_index=0, delta=event.text, logprobs=[])
+
+    def _open(self, kind: str) -> None:
+        """Begin an item of text or reasoning."""
+        self.kind, token = kind, secrets.token_hex(12)
+        if kind == "reasoning":
+            item: dict[str, Any] = {"id": f"rs_{token}", "type": "reasoning", "summary": [], "content": []}
+            self._start(item)
+            item["summary"] = [{"type": "summary_text", "text": ""}]
+            self._send("reasoning_summary_part.added", summary_index=0, part={**item["summary"][0]})
         else:
             item = {"id": f"msg_{token}", "type": "message", "role": "assistant", "content": []}
-        self.output.append({**item, "status": "in_progress"})
-        yield "output_item.added", {"output_index": len(self.output) - 1, "item": {**self.output[-1]}}
-        if kind == "reasoning":
-            item["summary"] = [{"type": "summary_text", "text": ""}]
-            yield "reasoning_summary_part.added", {**self._place, "summary_index": 0, "part": item["summary"][0].copy()}
-        elif kind == "content":
+            self._start(item)
             item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
-            yield "content_part.added", {**self._place, "content_index": 0, "part": item["content"][0].copy()}
-        self.output[-1] = {**item, "status": "in_progress"}
+            self._send("content_part.added", content_index=0, part={**item["content"][0]})
 
-    def _append(self, text: str) -> Iterator[Event]:
-        item = self.output[-1]
-        if self.kind == "call":
-            item["arguments"] += text
-            yield "function_call_arguments.delta", {**self._place, "delta": text}
-        elif self.kind == "reasoning":
-            item["summary"][0]["text"] += text
-            yield "reasoning_summary_text.delta", {**self._place, "summary_index": 0, "delta": text}
-        else:
-            item["content"][0]["text"] += text
-            yield "output_text.delta", {**self._place, "content_index": 0, "delta": text, "logprobs": []}
+    def _close(self, status: str) -> None:
+        """End the item of text or reasoning, if there is one."""
+        kind, self.kind = self.kind, ""
+        if kind == "reasoning":
+            part = self.output[-1]["summary"][0]
+            self.output[-1]["content"] = [{"type": "reasoning_text", "text": part["text"]}]
+            self._send("reasoning_summary_text.done", summary_index=0, text=part["text"])
+            self._send("reasoning_summary_part.done", summary_index=0, part={**part})
+        elif kind:
+            part = self.output[-1]["content"][0]
+            self._send("output_text.done", content_index=0, text=part["text"], logprobs=[])
+            self._send("content_part.done", content_index=0, part={**part})
+        if kind:
+            self._stop(status)
 
-    def _close(self, status: str) -> Iterator[Event]:
-        if not self.kind:
-            return
-        item, place = self.output[-1], self._place
-        item["status"] = "completed" if self.kind == "call" and is_complete(item["arguments"]) else status
-        if self.kind == "call":
-            yield "function_call_arguments.done", {**place, "name": item["name"], "arguments": item["arguments"]}
-        elif self.kind == "reasoning":
-            text = item["summary"][0]["text"]
-            item["content"] = [{"type": "reasoning_text", "text": text}]
-            yield "reasoning_summary_text.done", {**place, "summary_index": 0, "text": text}
-            yield "reasoning_summary_part.done", {**place, "summary_index": 0, "part": {**item["summary"][0]}}
-        else:
-            part = item["content"][0]
-            yield "output_text.done", {**place, "content_index": 0, "text": part["text"], "logprobs": []}
-            yield "content_part.done", {**place, "content_index": 0, "part": {**part}}
-        yield "output_item.done", {"output_index": len(self.output) - 1, "item": item}
-        self.kind, self.call = "", -1
+    def _start(self, item: dict[str, Any]) -> None:
+        item["status"] = "in_progress"
+        self.output.append(item)
+        self.events.append(("output_item.added", {"output_index": len(self.output) - 1, "item": {**item}}))
+
+    def _send(self, kind: str, **data: Any) -> None:
+        """Add an event of the current item."""
+        self.events.append((kind, {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **data}))
+
+    def _stop(self, status: str) -> None:
+        self.output[-1]["status"] = status
+        self.events.append(("output_item.done", {"output_index": len(self.output) - 1, "item": self.output[-1]}))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from minhub_py.serve.models import Generation
+from minhub_py.serve.generation import Generation
 from minhub_py.serve.server import format_error, is_anthropic, server_of
 from minhub_py.serve.validation import RequestError
 

@@ -9,8 +9,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.serve.engine import token_text
-from minhub_py.serve.messages import ChatInput, encode_input, parse_messages, parse_tools, set_effort
-from minhub_py.serve.models import parse_variables
+from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.server import server_of
 from minhub_py.serve.validation import invalid
 
@@ -27,13 +26,11 @@ async def tokenize(request: HTTPRequest) -> Response:
     if fields.get("messages") is not None:
         if served.task != "completion":
             raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
-        chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length))
-        variables = {
+        chat = parse_chat(fields, served)
+        chat.variables |= {
             "add_generation_prompt": fields.boolean("add_generation_prompt", True),
             "continue_final_message": fields.boolean("continue_final_message"),
         }
-        chat.tools, chat.variables = parse_tools(fields.get("tools")), parse_variables(fields) | variables
-        set_effort(chat, served, fields.get("reasoning_effort"))
         ids = await encode_input(served, chat)
     else:
         special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from minhub_py.system.printable import printable
+
 MAX_ROWS = 20
 
 
@@ -12,17 +14,17 @@ def table(columns: Mapping[str, Sequence[Any]]) -> str:
     count = len(next(iter(columns.values()), ()))
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     rows = zip(*(column[:MAX_ROWS] for column in columns.values()), strict=True)
-    body = "".join("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{escape(shown(value))}</td>" for value in row) + "</tr>" for row in rows)
     more = note([f"{MAX_ROWS} of {count} rows"]) if count > MAX_ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
-def cell(value: Any) -> str:
-    """A value: numbers with four significant digits, NaN and None as an empty cell."""
+def shown(value: Any) -> str:
+    """A value as text: numbers with four significant digits, NaN and None as nothing."""
     if value is None or value != value:  # noqa: PLR0124
         return ""
     is_fraction = isinstance(value, float) or getattr(getattr(value, "dtype", None), "kind", "") == "f"
-    return escape(f"{value:.4g}" if is_fraction else str(value))
+    return f"{value:.4g}" if is_fraction else printable(str(value))
 
 
 def note(parts: Iterable[str]) -> str:

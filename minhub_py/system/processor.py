@@ -21,6 +21,12 @@ def is_amd() -> bool:
     )  # on Windows, the description ends with the vendor
 
 
+@cache
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers in hardware, as far as Linux reports it."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(described("flags").split())
+
+
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -58,8 +58,7 @@ def adapted_model(
     else:
         config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
         adapter = new_adapter(base, config, seed)
-    for parameter in base.parameters():
-        parameter.requires_grad_(False)
+    base.requires_grad_(False)
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
 
 

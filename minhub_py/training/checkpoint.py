@@ -26,7 +26,8 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from torch import Tensor
 
-from minhub_py.checkpoints.storage import open_safetensors, write_safetensors
+from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.system.lock import FULL, acquire, release
 from minhub_py.system.spelling import resume_call, setting, train_call
 from minhub_py.training.errors import CorruptError, read_object, reading

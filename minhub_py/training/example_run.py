@@ -13,23 +13,23 @@ from tokenizers import Tokenizer
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import changed
+from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.pretrained import describe, fit, with_values
 from minhub_py.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.examples import Encoder, is_table, labels_in, objective_of, prepare_examples
 from minhub_py.training.listener import Listener
-from minhub_py.training.memory import MICRO_BATCH_TOKENS, parts_of
+from minhub_py.training.memory import parts_of
 from minhub_py.training.settings import Settings
 
-BATCH, EPOCHS = 16, 3
+BATCH, EPOCHS = 8, 4
 RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
-}  # peak learning rates; of adapters, except preference, 2e-4
+}  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
 def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
@@ -65,11 +65,6 @@ def is_encoder_only(start: Checkpoint) -> bool:
     return architecture.model_class(config).encoder_only
 
 
-def is_on_examples(settings: Settings) -> bool:
-    """Whether a run has examples instead of text."""
-    return settings.objective not in (None, "text") or settings.epochs is not None
-
-
 def encode_examples(
     folder: RunFolder, settings: Settings, start: Checkpoint, tokenizer: Tokenizer, paths: Sequence[Path],
     fingerprint: str, listener: Listener,
@@ -98,9 +93,7 @@ def eos_of(config: ModelConfig) -> int | None:
     return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None
 
 
-def with_defaults(
-    settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: float = MICRO_BATCH_TOKENS
-) -> Settings:
+def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
     examples: the content of tokens.json, with the mean length of a sequence.    most: tokens of a micro-batch.

@@ -8,8 +8,11 @@ The columns of a file decide the objective, as in `datasets`:
     text, label                     labels: classification, or regression if the labels are numbers with a decimal point
     text                            text: loss on all tokens; masked words with an encoder
 
+With a column `keep`, the rows whose value is true keep the answers of the model: their loss is the divergence from the
+model without its adapter (`objectives.py`). This is for messages, prompt and completion, and text.
+
 tokens/NAME.safetensors contains the token IDs of all sequences in a row, the weight of each as a target (0 or 1), the
-start of each sequence, and labels.
+start of each sequence, labels, and `keep` of each example.
 """
 
 import json
@@ -55,13 +58,14 @@ class Encoded:
 class Examples:
     """The encoded examples of a file.
 
-    ids, weights: of all tokens.    starts: (sequences + 1,).    labels: (examples,) or None.
+    ids, weights: of all tokens.    starts: (sequences + 1,).    labels: (examples,) or None.    keep: (examples,).
     """
 
     ids: Tensor
     weights: Tensor
     starts: Tensor
     labels: Tensor | None
+    keep: Tensor
     per_example: int = 1
 
     @property
@@ -71,6 +75,11 @@ class Examples:
 
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.per_example
+
+    def length(self, example: int) -> int:
+        """The number of tokens of an example."""
+        first, last = self.starts[[self.per_example * example, self.per_example * (example + 1)]].tolist()
+        return int(last - first)
 
     def sequences(self, examples: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """The token IDs and weights of the sequences of some examples."""
@@ -193,6 +202,14 @@ def text(row: Mapping[str, Any], name: str) -> str:
     return found
 
 
+def is_kept(row: Mapping[str, Any]) -> bool:
+    """The value of `keep` in a row. ValueError: it is not true or false."""
+    found = str(row.get("keep") or "false").lower()
+    if found not in ("true", "false", "1", "0"):
+        raise ValueError(f"keep must be true or false, not {found}")
+    return found in ("true", "1")
+
+
 def prepare_examples(
     paths: Sequence[Path], names: Sequence[str], folder: Path, encoder: Encoder, objective: str, held_out: float,
     seed: int, start: str | None, progress: Callable[[str, int, int], object], labels: Sequence[str] = (),
@@ -204,17 +221,22 @@ def prepare_examples(
     """
     rows: list[list[Encoded]] = []
     values: list[float] = []
+    kept: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
     dropped = 0
     for path, number, row in read_examples(paths):
         try:
             sequences = encoder.encode(objective, row)
             label = label_of(row, labels) if objective == "labels" else 0.0
+            keep = is_kept(row)
+            if keep and objective not in ("chat", "completion", "text"):
+                raise ValueError(f"keep is for messages, completions and texts, not for the objective {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
         if all(any(sequence.targets[1:]) for sequence in sequences):
             rows.append(sequences)
             values.append(label)
+            kept.append(keep)
         else:  # the prompt fills the context
             dropped += 1
         if number % 1000 == 0:
@@ -228,6 +250,7 @@ def prepare_examples(
     counts = {"length": round(sum(len(each.ids) for row in rows for each in row) / len(rows))}
     for name, numbers in parts.items():
         tensors = stack([rows[number] for number in numbers])
+        tensors["keep"] = torch.tensor([kept[number] for number in numbers])
         if objective == "labels":
             tensors["labels"] = torch.tensor([values[number] for number in numbers], dtype=torch.float64)
         save_file(tensors, folder / f"{name}.safetensors")
@@ -278,5 +301,6 @@ def load_examples(path: Path, objective: str) -> Examples:
         file = open_safetensors(path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         return Examples(
-            tensors["ids"], tensors["weights"], tensors["starts"], tensors.get("labels"), SEQUENCES.get(objective, 1)
-        )
+            tensors["ids"], tensors["weights"], tensors["starts"], tensors.get("labels"), tensors["keep"],
+            SEQUENCES.get(objective, 1),
+        )  # fmt: skip

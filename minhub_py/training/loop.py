@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.checkpoints.storage import write_checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
@@ -43,7 +43,7 @@ from minhub_py.training.settings import CONTEXT, Settings
 
 REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
 STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
-WARMUP_SECONDS = 2.0  # a first batch of this duration is representative, although it includes initialization
+WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
 STATES = ("h", "c")  # an LSTM's state of each layer
 
@@ -63,6 +63,7 @@ class Trainer:
         self.progress = Progress()
         self.saved_step = -1  # step of the last checkpoint
         self.has_estimate = False
+        self.pending = "the first batch"
         self.interrupted: Callable[[], bool] = lambda: False
         self.context = settings.context or CONTEXT
         self.task: ExampleTask | None = None
@@ -171,6 +172,8 @@ class Trainer:
 
     def report_batch(self, task: str, number: int, count: int) -> None:
         """Report a batch before its computation."""
+        title = "the evaluation" if task == "evaluation" else f"step {self.progress.step + 1:,}"
+        self.pending = f"batch {number:,} of {count:,} of {title}"
         if self.group.is_main:
             self.listener.working(self.progress.step, task, number, count)
 

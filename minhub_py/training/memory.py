@@ -16,9 +16,9 @@ from minhub_py.training.cpu_kernels import CPUKernels
 
 MICRO_BATCH_TOKENS = 2048  # tokens of a micro-batch, unless the batch is smaller
 ACTIVATION_BYTES = 2**30  # of a micro-batch on a CPU, or a quarter of the free memory if that is less
-# Per token and feature of the inputs and outputs of all matrices: a rough value, from the peaks of two LoRA runs of
-# SmolLM2-135M that differed in more than the micro-batch (about 4.8 MB per token).
-BYTES_PER_FEATURE = 16
+# Per token and feature of the inputs and outputs of all matrices. The tensors that the backward pass of SmolLM2-135M's
+# adapter needs have 4.5 bytes in float32 (1.37 MB per token); the rest are temporary tensors.
+BYTES_PER_FEATURE = 6
 LOGITS_BYTES = 16  # per token and word of the vocabulary, if the logits are not computed in slices
 
 
@@ -48,6 +48,11 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     )  # fmt: skip
 
 
+def activation_memory() -> int:
+    """Bytes for the activations of a micro-batch."""
+    return min(ACTIVATION_BYTES, free_memory() // 4)
+
+
 def free_memory() -> int:
     """Bytes that are available without swapping; 4 GiB if the system does not report it."""
     try:
@@ -60,9 +65,9 @@ def free_memory() -> int:
 
 
 def tokens_in_memory(
-    config: ModelConfig, new: Callable[[Any], LanguageModel], free: int, *, sliced: bool = True
+    config: ModelConfig, new: Callable[[Any], LanguageModel], size: int, *, sliced: bool = True
 ) -> int:
-    """The number of tokens whose activations fit into the memory of a micro-batch: a power of 2.
+    """The number of tokens whose activations have at most `size` bytes: a power of 2.
 
     new: creates the model of the config.    sliced: the head is computed in slices.
     """
@@ -70,10 +75,10 @@ def tokens_in_memory(
     shapes = [parameter.shape for parameter in skeleton(new, config).parameters() if parameter.dim() == 2]
     features = sum(sum(shape) for shape in shapes if vocab_size not in shape)
     per_token = BYTES_PER_FEATURE * features + (0 if sliced else LOGITS_BYTES * vocab_size)
-    return 2 ** int(math.log2(max(1, min(ACTIVATION_BYTES, free // 4) / max(per_token, 1))))
+    return 2 ** int(math.log2(max(1, size / max(per_token, 1))))
 
 
-def parts_of(batch: int, tokens: int, most: float = MICRO_BATCH_TOKENS) -> int:
+def parts_of(batch: int, tokens: int, most: int) -> int:
     """The number of micro-batches of a batch of sequences with `tokens` tokens each: a divisor of the batch.
 
     most: the maximum number of tokens of a micro-batch, if it has more than one sequence.

@@ -4,6 +4,9 @@ Sources
     Rafailov et al. (2023), "Direct Preference Optimization".
     Devlin et al. (2019), "BERT", section 3.1, for masked words.
 
+Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution from that of the model
+without its adapter. It is 0 at the start, and keeps answers that the other rows would change.
+
 The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is computed for the
 targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.
 """
@@ -27,7 +30,7 @@ from minhub_py.training.memory import recomputed
 from minhub_py.training.optimizer import random_seed
 from minhub_py.training.settings import Settings
 
-HEAD_ROWS = 256
+HEAD_ROWS = 64
 MASKED = 0.15  # fraction of the tokens of a text
 
 
@@ -35,21 +38,22 @@ MASKED = 0.15  # fraction of the tokens of a text
 class Batch:
     """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of the step.
 
-    mask: False for padding.    labels: of the examples, or of the tokens for masked words.
+    mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep: of the examples.
     """
 
     idx: Tensor
     weights: Tensor
     mask: Tensor
     labels: Tensor | None
+    keep: Tensor
     scale: float
     targets: float
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.scale,
-                     self.targets)  # fmt: skip
+        return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.keep.to(device),
+                     self.scale, self.targets)  # fmt: skip
 
 
 class ExampleTask:
@@ -77,21 +81,21 @@ class ExampleTask:
         return [int(orders[number // count][number % count]) for number in range(first, first + self.batch)]
 
     def step_batches(self, step: int, shard: slice) -> list[Batch]:
-        """The micro-batches of a step."""
+        """The micro-batches of a step. Examples of similar lengths share one, which needs less padding."""
         numbers = self.numbers(step)
         scale = 1 / max(self.train.weight(numbers), 1.0)
-        return self.batches(self.train, numbers[shard], scale, step)
+        return self.batches(self.train, sorted(numbers[shard], key=self.train.length), scale, step)
 
     def evaluation_batches(self) -> list[list[int]]:
         """The examples of each batch of an evaluation, up to `max_tokens` tokens in total."""
-        lengths = self.held_out.starts.diff().view(-1, self.held_out.per_example).sum(dim=1).tolist()
         numbers: list[int] = []
         total = 0
-        for number, length in enumerate(lengths):
-            if numbers and total + length > self.max_tokens:
+        for number in range(len(self.held_out)):
+            total += self.held_out.length(number)
+            if numbers and total > self.max_tokens:
                 break
             numbers.append(number)
-            total += length
+        numbers.sort(key=self.held_out.length)
         return [numbers[first : first + self.micro_batch] for first in range(0, len(numbers), self.micro_batch)]
 
     def held_out_batch(self, numbers: Sequence[int]) -> Batch:
@@ -119,7 +123,7 @@ class ExampleTask:
         if self.objective == "masked":
             idx, labels, weights = self.mask_words(idx, weights, seeds)
             targets = float(weights.sum())
-        return Batch(idx, weights, mask, labels, scale, targets)
+        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], scale, targets)
 
     def mask_words(self, idx: Tensor, weights: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also the originals."""
@@ -150,14 +154,25 @@ class ExampleTask:
         return -(self.logprobs(model, batch) * batch.weights[:, 1:]).sum()
 
     def logprobs(self, model: Any, batch: Batch) -> Tensor:
-        """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens."""
+        """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.
+
+        Of rows to keep: minus the divergence of the target's distribution from the reference's.
+        """
         hidden = model.hidden(batch.idx[:, :-1])
         chosen = batch.weights[:, 1:] > 0
         frozen = model.base is not None and not any(
             isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
         )
-        values = token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
-        return torch.zeros(chosen.shape, device=values.device).masked_scatter(chosen, values)
+        result = torch.zeros(chosen.shape, device=hidden.device)
+        keep = batch.keep
+        if self.objective != "preference" and keep.any():
+            kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
+            with torch.no_grad():
+                reference = model.base.hidden(batch.idx[keep, :-1])[kept[keep]]
+            result = result.masked_scatter(kept, token_logprobs(model.logits, hidden[kept], reference, frozen))
+        return result.masked_scatter(
+            chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
+        )
 
     def preference_loss(self, model: Any, batch: Batch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is the base."""
@@ -197,6 +212,7 @@ class FrozenHead(torch.autograd.Function):
 def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = False) -> Tensor:
     """The log-probability of each target (N,) from hidden states (N, C), with the head in slices.
 
+    targets: token IDs (N,); or hidden states of a reference (N, C), for minus the divergence from its distributions.
     frozen: the head is not trained.
     """
     if frozen and len(hidden) and torch.is_grad_enabled() and hidden.requires_grad:
@@ -214,7 +230,11 @@ def token_logprobs(head: Any, hidden: Tensor, targets: Tensor, frozen: bool = Fa
 def slice_logprobs(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
     """`token_logprobs` of one slice."""
     logits = head(hidden.unsqueeze(0))[0].float()
-    return -F.cross_entropy(logits, targets, reduction="none")
+    if not targets.is_floating_point():
+        return -F.cross_entropy(logits, targets, reduction="none")
+    with torch.no_grad():
+        reference = head(targets.unsqueeze(0))[0].float().log_softmax(dim=-1)
+    return -F.kl_div(logits.log_softmax(dim=-1), reference, reduction="none", log_target=True).sum(dim=-1)
 
 
 def example_task(
@@ -228,6 +248,8 @@ def example_task(
             raise ValueError(f"{settings.start} has no head for masked words: use a …ForMaskedLM model")
     if objective == "preference" and model.base is None:
         raise ValueError(f"preference pairs need {setting('lora', 16)}: the model without its adapter is the reference")
+    if model.base is None and bool(corpus.train.keep.any() or corpus.held_out.keep.any()):
+        raise ValueError(f"keep needs {setting('lora', 16)}: the model without its adapter is the reference")
     if model.encoder_decoder:
         raise ValueError(f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet")
     return ExampleTask(

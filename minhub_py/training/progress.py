@@ -136,6 +136,10 @@ class ConsoleListener(Listener):
         """The sample, between blank lines."""
         self.print_line("\n" + text.strip("\n") + "\n")
 
+    def stopping(self, pending: str) -> None:
+        """The pending batch."""
+        self.print_line(f"Stopping after {pending}. Ctrl-C again stops at once, with the last checkpoint.")
+
     def note(self, text: str) -> None:
         """A note, also with shown=False."""
         if is_main_process():

@@ -7,14 +7,15 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
@@ -33,11 +34,14 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     working,
 )
 from minhub_py.distributed import environment
+from minhub_py.fitting import describe, fit, with_values
+from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe, fit, load, open_checkpoint, with_values
+from minhub_py.pretrained import load, open_checkpoint
 from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
+from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
@@ -52,7 +56,7 @@ from minhub_py.training.preparation import Preparation, size_and_time
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import CONTEXT, Settings, read_settings, record_change
 
-LORA_RATE = 2e-4  # peak learning rate of an adapter, as in trl and litgpt
+LORA_RATE = 5e-4  # peak learning rate of an adapter; 10 times that of all weights, as in trl's "LoRA without regret"
 MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.
@@ -98,17 +102,21 @@ def with_example_defaults(
     """The settings with the defaults for fine-tuning, which depend on the examples and on the size of the model."""
     if start is None:
         return settings
-    metadata = read_object(folder.tokens / "tokens.json")
-    has_examples = "objective" in metadata
+    examples = dict(read_object(folder.tokens / "tokens.json"))
+    has_examples = "objective" in examples
+    if not has_examples:  # a text: sequences of `context` tokens
+        examples |= {"length": settings.context, "train": examples["train"] // (settings.context or CONTEXT)}
+    most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
+    return example_run.with_defaults(settings, given, examples, most)
+
+
+def tokens_in_memory(settings: Settings, start: Checkpoint, size: int, *, sliced: bool) -> int:
+    """The number of tokens whose activations have at most `size` bytes; a constant for GPUs and several processes."""
+    if choose_device(settings.device).name != "cpu" or environment.world_size() > 1:
+        return memory.MICRO_BATCH_TOKENS
     architecture, config = describe(start)
-    limited = choose_device(settings.device).name == "cpu" and environment.world_size() == 1
-    free = memory.free_memory()
-    most = memory.tokens_in_memory(config, architecture.new, free, sliced=has_examples) if limited else None
-    if has_examples:
-        return example_run.with_defaults(settings, given, metadata, min(most or math.inf, memory.MICRO_BATCH_TOKENS))
-    if most is None or {"batch", "accumulate"} & set(given):
-        return settings
-    return dataclasses.replace(settings, accumulate=memory.parts_of(settings.batch, settings.context or CONTEXT, most))
+    tokens = memory.tokens_in_memory(config, architecture.new, size, sliced=sliced)
+    return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
 @contextmanager
@@ -244,6 +252,10 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
             raise ValueError(f"{settings.start} contains a {entry.name} model, not {settings.family}: remove "
                              f"{setting('family')}")  # fmt: skip
         context = min(settings.tuned_config(architecture, config).context_length or CONTEXT, MAX_DEFAULT_CONTEXT)
+        # A long example is better than a truncated one, but texts have sequences of any length.
+        is_text = settings.objective == "text"
+        size = memory.activation_memory() if is_text else memory.free_memory() // 2
+        context = min(context, tokens_in_memory(settings, start, size, sliced=not is_text))
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         method = quantization.get("quant_method")
         raise ValueError(f"weights in {method} cannot be trained: use the model in BF16 or F32")
@@ -253,6 +265,8 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     if dtype == "auto":
         # cuDNN's LSTM computes in float16 under autocast, where small gradients underflow.
         fast = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not training.carries_state
+        # The frozen weights of an adapter's base can be stored in bfloat16, too.
+        fast = fast or (device.name == "cpu" and bool(settings.lora) and has_bfloat16() and has_onednn_bfloat16())
         dtype = "bfloat16" if fast else "float32"
     if settings.lora:
         adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
@@ -320,7 +334,7 @@ def run(
             trainer.resume(newest)
         if group.is_main:
             update_folder(folder, trainer, newest)
-        with catch_signals() as signals, memory_advice():
+        with catch_signals(lambda: listener.stopping(trainer.pending)) as signals, memory_advice():
             try:
                 finished = trainer.run(lambda: bool(signals))
             finally:
@@ -413,7 +427,7 @@ def load_model(
 
 
 def load_base(checkpoint: Checkpoint, settings: Settings) -> tuple[Architecture, LanguageModel]:
-    """The frozen model of a run that trains an adapter, in float32 or quantized."""
+    """The frozen model of a run that trains an adapter. Matrices are in the run's dtype, or quantized."""
     if settings.quantize is None:
         return load_checkpoint(checkpoint, settings)
     plain = copy(checkpoint)
@@ -421,6 +435,9 @@ def load_base(checkpoint: Checkpoint, settings: Settings) -> tuple[Architecture,
     model = load(plain, device="cpu", dtype="float32", quantize=settings.quantize)
     architecture, _ = describe(checkpoint)
     settings.tuned_config(architecture, model.config)  # raises errors
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear) and settings.dtype == "bfloat16":
+            module.bfloat16()  # the dtype of the dequantized weight
     return architecture, model
 
 
@@ -433,8 +450,13 @@ def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) ->
     if settings is not None:
         model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
     tensors = with_values(meta, checkpoint)
-    # Contiguous float32 tensors train fastest.
-    state = {name: tensors[name].to(torch.float32, copy=True).contiguous() for name in model.state_dict()}
+    # Contiguous float32 tensors train fastest. Embeddings, norms and factors are float32 in every run.
+    is_frozen = settings is not None and settings.lora and settings.dtype == "bfloat16"
+    matrices = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear and is_frozen}
+    state = {
+        name: tensors[name].to(torch.bfloat16 if name in matrices else torch.float32, copy=True).contiguous()
+        for name in model.state_dict()
+    }
     model.load_state_dict(state, assign=True)
     return architecture, model
 
@@ -468,8 +490,11 @@ def report(folder: RunFolder, listener: Listener) -> None:
 
 
 @contextmanager
-def catch_signals() -> Iterator[list[int]]:
-    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once."""
+def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
+    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once.
+
+    report: called at the first signal.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals
@@ -478,6 +503,8 @@ def catch_signals() -> Iterator[list[int]]:
     def handle(number: int, _frame: Any) -> None:
         signals.append(number)
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        with suppress(RuntimeError):  # the signal interrupted a write to the same stream
+            report()
 
     handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -10,9 +10,9 @@ from typing import Any
 from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
+from minhub_py.fitting import describe
 from minhub_py.inference.quantize import count
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe
 from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import COLUMNS, LossRow, RunFolder

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character
+from r_bridge.arguments import character
+from r_bridge.convert import Frame
 from r_bridge.objects import Session
 
 

@@ -1,6 +1,7 @@
 """Chat replies. R stores the conversation; Python stores the model's KV cache for it."""
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import character, json_data, json_schema
+from r_bridge.arguments import character, json_data, json_schema
 from r_bridge.methods.text import biases, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -37,13 +38,8 @@ def reply(
     from minhub_py.chat.functions import parse_tools
     from minhub_py.chat.turns import Turn, parse_turn
 
-    chat = _chat(model, tokenizer)
-    chat.system, chat.reply_count = system, 0  # R draws the seed of each reply
+    chat = restored_chat(_chat(model, tokenizer), system, said, steps)
     chat.tools = parse_tools([json_schema(tool) for tool in tools or ()])
-    chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
-    for number, messages in enumerate(strings(steps)):
-        turn = chat.turns[2 * number + 1]
-        chat.turns[2 * number + 1] = Turn(turn.role, turn.text, None, tuple(json.loads(messages or "[]")))
     if called is None:
         send = partial(chat.stream, text, tool_choice=tool_choice)
     else:
@@ -57,33 +53,13 @@ def reply(
         schema=None if schema is None else json_schema(schema),
     )  # fmt: skip
     sent = 0
-
-    def emit(piece: str) -> None:
-        nonlocal sent
-        events, sent = chat.events[sent:], len(chat.events)
-        top = [
-            (position, *candidate)
-            for position, event in enumerate(events, sent - len(events) + 1) for candidate in event.top
-        ]  # fmt: skip
-        session.emit({
-            "piece": piece,
-            "token": token_texts(chat.tokenizer, [event.id for event in events]),
-            "id": np.array([event.id for event in events], np.int32),
-            "logprob": np.array([event.logprob for event in events], np.float64),
-            "top": {
-                "position": np.array([position for position, _, _ in top], np.int32),
-                "token": token_texts(chat.tokenizer, [id for _, id, _ in top]),
-                "id": np.array([id for _, id, _ in top], np.int32),
-                "logprob": np.array([logprob for _, _, logprob in top], np.float64),
-            },
-        })  # fmt: skip
-
     with closing(pieces):
         for piece in pieces:
             session.check_cancelled()
-            emit(piece)
+            session.emit(part(chat, piece, sent))
+            sent = len(chat.events)
     if sent < len(chat.events):
-        emit("")
+        session.emit(part(chat, "", sent))
     turn = chat.turns[-1]
     result = turn.reply
     assert result is not None
@@ -96,6 +72,36 @@ def reply(
         "end": result.end, "seconds": result.seconds, "read": result.read, "kept": result.kept,
         "dropped": result.dropped, "context": chat.context, "data": data,
     }  # fmt: skip
+
+
+def restored_chat(chat: Any, system: str | None, said: Any, steps: Any) -> Any:
+    """The chat with R's conversation. For arguments see `reply`."""
+    from minhub_py.chat.turns import Turn
+
+    chat.system, chat.reply_count = system, 0  # R draws the seed of each reply
+    chat.turns = [Turn(("user", "assistant")[index % 2], text) for index, text in enumerate(said or ())]
+    for number, messages in enumerate(strings(steps)):
+        turn = chat.turns[2 * number + 1]
+        chat.turns[2 * number + 1] = Turn(turn.role, turn.text, None, tuple(json.loads(messages or "[]")))
+    return chat
+
+
+def part(chat: Any, piece: str, first: int) -> dict[str, Any]:
+    """New text of a reply with its tokens, which begin with the token number `first`, from 0."""
+    events = chat.events[first:]
+    top = [(position, *candidate) for position, event in enumerate(events, first + 1) for candidate in event.top]
+    positions, ids, logprobs = zip(*top, strict=True) if top else ((), (), ())
+    return {
+        "piece": piece,
+        **columns_of(chat, [event.id for event in events], [event.logprob for event in events]),
+        "top": {"position": np.array(positions, np.int32), **columns_of(chat, ids, logprobs)},
+    }
+
+
+def columns_of(chat: Any, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    """Columns of tokens."""
+    return {"token": token_texts(chat.tokenizer, list(ids)), "id": np.array(ids, np.int32),
+            "logprob": np.array(logprobs, np.float64)}  # fmt: skip
 
 
 def strings(value: Any) -> list[str]:

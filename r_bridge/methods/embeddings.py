@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows, scalar
+from r_bridge.arguments import character, id_rows, scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.text import find_tokenizer, is_text, is_text_or_missing, token_texts
-from r_bridge.objects import Model, Session, Tokenizer
+from r_bridge.objects import Lens, Model, Session, Tokenizer
 
 
 def embed(
@@ -50,12 +51,14 @@ def attention_weights(session: Session, model: Model, text: Any, tokenizer: Toke
     }
 
 
-def logit_lens(session: Session, model: Model, text: Any, tokenizer: Tokenizer | None, n: int) -> dict[str, Any]:
+def logit_lens(
+    session: Session, model: Model, text: Any, tokenizer: Tokenizer | None, n: int, lens: Lens | None = None
+) -> dict[str, Any]:
     """One row per layer, token of a text, and rank of its `n` most likely next tokens; and the text's token IDs."""
     from minhub_py.analysis.lens import logit_lens as compute_lens
 
     tok, [text] = _single_text(model, tokenizer, text)
-    result = compute_lens(model.module, tok, text, n)
+    result = compute_lens(model.module, tok, text, n, lens=None if lens is None else lens.lens)
     count, tokens, ranks = result.predicted.shape
     ids = result.predicted.flatten().tolist()
     texts = token_texts(tok, result.ids)
@@ -70,6 +73,25 @@ def logit_lens(session: Session, model: Model, text: Any, tokenizer: Tokenizer |
             "prob": result.probs.flatten().double(),
         }),
         "ids": np.array(result.ids, np.int32),
+    }  # fmt: skip
+
+
+def tuned_lens(
+    session: Session, model: Model, texts: Any, tokenizer: Tokenizer | None, steps: int, rate: float, seed: int
+) -> dict[str, Any]:
+    """The number of a tuned lens, and the KL divergence (nats) of each layer before and after training."""
+    from minhub_py.analysis.tuned_lens import tuned_lens as train_lens
+
+    tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
+    rows: Any = texts if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
+    lens = train_lens(model.module, tok, rows, steps=steps, rate=rate, seed=seed, progress=session.progress)
+    return {
+        "number": session.add(Lens(lens)),
+        "divergence": Frame({
+            "layer": np.array(list(lens.before), np.int32),
+            "logit_lens": np.array(list(lens.before.values())),
+            "tuned_lens": np.array(list(lens.after.values())),
+        }),
     }  # fmt: skip
 
 

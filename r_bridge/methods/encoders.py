@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character
+from r_bridge.arguments import character, frame
+from r_bridge.convert import Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -22,14 +23,7 @@ def masked_tokens(
     present = np.array([number for number, text in enumerate(texts) if text is not None], np.int64)
     columns, _ = predict_masks(model.module, tok, [texts[i] for i in present], n, targets, session.progress)
     columns["text"] = present[columns["text"]]
-    return Frame({
-        "text": (columns["text"] + 1).astype(np.int32),
-        "mask": (columns["mask"] + 1).astype(np.int32),
-        "token": character(columns["token"]),
-        "id": columns["id"].astype(np.int32),
-        "prob": columns["prob"],
-        "logprob": columns["logprob"],
-    })  # fmt: skip
+    return frame(columns, "text", "mask", "token", "id", "prob", "logprob", from_1=("text", "mask"))
 
 
 def masked_logprobs(
@@ -40,10 +34,7 @@ def masked_logprobs(
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns, _ = score_targets(model.module, tok, contexts, targets, after, session.progress)
-    logprobs = np.ma.MaskedArray(columns["logprob"], np.isnan(columns["logprob"]))
-    return Frame({
-        "tokens": columns["tokens"].astype(np.int32), "logprob": logprobs, "surprisal": 0.0 - logprobs / np.log(2)
-    })  # fmt: skip
+    return frame(columns | {"surprisal": 0.0 - columns["logprob"] / np.log(2)}, "tokens", "logprob", "surprisal")
 
 
 def pseudo_logprobs(session: Session, model: Model, texts: Any, masking: str, tokenizer: Tokenizer | None) -> Frame:
@@ -52,12 +43,7 @@ def pseudo_logprobs(session: Session, model: Model, texts: Any, masking: str, to
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns, _ = score_tokens(model.module, tok, texts, masking, session.progress)
-    return Frame({
-        "text": (columns["text"] + 1).astype(np.int32),
-        "token": character(columns["token"]),
-        "id": columns["id"].astype(np.int32),
-        "logprob": columns["logprob"],
-    })  # fmt: skip
+    return frame(columns, "text", "token", "id", "logprob", from_1=("text",))
 
 
 def classify(
@@ -71,11 +57,7 @@ def classify(
     columns = compute(
         model.module, tok, texts, labels, hypothesis=hypothesis, multi_label=multi_label, progress=session.progress
     )
-    numbers = {name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in columns.items() if name != "label"}
-    return {
-        "frame": Frame({"label": character(columns["label"]), **numbers}),
-        "labels": character(model.module.config.labels if labels is None else labels),
-    }
+    return {"frame": frame(columns), "labels": character(model.module.config.labels if labels is None else labels)}
 
 
 def classify_tokens(
@@ -91,17 +73,8 @@ def classify_tokens(
     labels = model.module.config.labels
     if aggregation != "none":
         labels = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels))
-    return {
-        "frame": Frame({
-            "text": (columns["text"] + 1).astype(np.int32),
-            "word": character(columns["word"]),
-            "start": (columns["start"] + 1).astype(np.int32),
-            "end": columns["end"].astype(np.int32),
-            "label": character(columns["label"]),
-            "prob": columns["prob"],
-        }),
-        "labels": character(labels),
-    }  # fmt: skip
+    found = frame(columns, "text", "word", "start", "end", "label", "prob", from_1=("text", "start"))
+    return {"frame": found, "labels": character(labels)}
 
 
 def rerank(
@@ -115,8 +88,4 @@ def rerank(
     columns = compute(
         model.module, tok, query, texts, raw_scores=raw_scores, instruction=instruction, progress=session.progress
     )
-    return Frame({
-        "text": (columns["text"] + 1).astype(np.int32),
-        "rank": columns["rank"].astype(np.int32),
-        "score": columns["score"],
-    })  # fmt: skip
+    return frame(columns, "text", "rank", "score", from_1=("text",))

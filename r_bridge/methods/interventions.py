@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows, scalar
+from r_bridge.arguments import character, frame, id_rows, scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.models import about
 from r_bridge.methods.text import find_tokenizer, is_text, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
@@ -108,14 +109,7 @@ def patching(
     return {
         "clean": result.clean, "corrupted": result.corrupted,
         "tokens": character(result.tokens), "corrupted_tokens": character(result.corrupted_tokens),
-        "frame": Frame({
-            "kind": character(table["kind"]),
-            "layer": np.array(table["layer"], np.int32),
-            "position": _integers([None if place is None else place + 1 for place in table["position"]]),
-            "head": _integers(table["head"]),
-            "token": character(table["token"]),
-            "value": np.ma.MaskedArray(table["value"], np.isnan(table["value"])),
-        }),
+        "frame": frame(table, "kind", "layer", "position", "head", "token", "value", from_1=("position",)),
     }  # fmt: skip
 
 
@@ -133,7 +127,7 @@ def attribution(
     result = compute(model.module, tok, row, tokens[0], tokens[1], position=position, heads=heads, target=output)
     return {
         "logit": result.logit,
-        "frame": Frame({"component": character(result.components), "value": np.array(result.values)}),
+        "frame": frame({"component": result.components, "value": result.values}),
     }
 
 
@@ -155,8 +149,3 @@ def head_scores(session: Session, model: Model, length: int, samples: int, seed:
 def _texts(model: Model, texts: Any) -> list[Any]:
     """Texts as strings or lists of token IDs."""
     return list(texts) if is_text(texts) else id_rows(texts, model.module.config.vocab_size)
-
-
-def _integers(values: list[int | None]) -> Any:
-    """Integers with NA for None."""
-    return np.ma.MaskedArray([value or 0 for value in values], [value is None for value in values], np.int32)

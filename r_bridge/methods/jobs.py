@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character
-from r_bridge.methods.labels import plain
+from r_bridge.arguments import character, frame, vector_values
 from r_bridge.objects import Session
 
 # Settings that are lists, also with one value.
@@ -23,11 +22,10 @@ def replay(session: Session, manifest: str, rows: int | None) -> dict[str, Any]:
         "task": result.task, "guarantee": result.guarantee, "same_class": result.same_class,
         "identical": result.identical, "broken": result.broken, "changes": character(result.changes),
         "text": str(result),
-        "runs": Frame({
-            **{name: np.array([getattr(run, name) for run in result.runs], np.int32)
-               for name in ("chunk", "threads", "rows", "differing")},
-            "largest": np.array([run.largest for run in result.runs], float),
-            **{name: character(None if first is None else str(getattr(first, name)) for first in firsts)
+        "runs": frame({
+            **{name: [getattr(run, name) for run in result.runs]
+               for name in ("chunk", "threads", "rows", "differing", "largest")},
+            **{name: [None if first is None else str(getattr(first, name)) for first in firsts]
                for name in ("file", "row", "column", "stored", "replayed")},
         }),
     }  # fmt: skip
@@ -39,7 +37,7 @@ def run_job(
 ) -> dict[str, Any]:  # fmt: skip
     """Run a job on columns, and write its manifest. Returns the columns of the results.
 
-    The input and the output are files beside the manifest. The same call continues an interrupted job.
+    The input and the output are files in the manifest's folder. The same call continues an interrupted job.
     """
     import json
 
@@ -52,7 +50,7 @@ def run_job(
 
     path = Path(manifest)
     source, out = (path.with_name(f"{path.stem}-{name}.jsonl") for name in ("input", "output"))
-    columns = {name: plain(values) for name, values in dict(data).items()}
+    columns = {name: vector_values(values) for name, values in dict(data).items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not source.exists() or source.read_text(encoding="utf-8") != text:

@@ -1,11 +1,11 @@
 """Labels by a language model, agreement of raters, and estimates that human labels correct."""
 
-import math
 from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character
+from r_bridge.arguments import character, frame, vector_values
+from r_bridge.convert import Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -30,8 +30,7 @@ def annotate(
         "chat": None if chat is None else bool(np.asarray(chat).reshape(-1)[0]), "progress": session.progress,
     }  # fmt: skip
     columns = compute(model.module, tok, texts or [], book, **settings)
-    numbers = {name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in columns.items() if name != "label"}
-    return {"frame": Frame({"label": character(columns["label"]), **numbers}), "labels": character(book.names)}
+    return {"frame": frame(columns), "labels": character(book.names)}
 
 
 def label_agreement(
@@ -40,13 +39,12 @@ def label_agreement(
     """The results of minhub_py.agreement. raters: a list of vectors."""
     from minhub_py.analysis.agreement import agreement
 
-    rows = [plain(values) for values in raters]
-    names = None if categories is None else plain(categories)
+    rows = [vector_values(values) for values in raters]
+    names = None if categories is None else vector_values(categories)
     settings: Any = {"level": level, "categories": names, "bootstrap": bootstrap}
     result = agreement(*rows, confidence=confidence, seed=seed, **settings)
-    frame = {name: np.array(v, float) if name != "statistic" else character(v) for name, v in result.columns.items()}
     return {
-        "frame": Frame(frame), "categories": character(map(spelled, result.categories)), "units": result.units,
+        "frame": frame(result.columns), "categories": character(map(spelled, result.categories)), "units": result.units,
         "confusion": result.confusion, "f1": result.f1,
     }  # fmt: skip
 
@@ -71,22 +69,12 @@ def corrected_estimate(
         confidence, groups, cross_fit, splits, seed,
     )  # fmt: skip
 
-    def frame(estimates: Any) -> Frame:
-        return Frame({**estimates.columns, "term": character(estimates.term)})
-
+    naive = result.naive
     return {
-        "frame": frame(result), "covariance": result.covariance, "method": result.method, "power": float(result.power),
-        "texts": result.texts, "coded": result.coded, "naive": None if result.naive is None else frame(result.naive),
+        "frame": frame(result.columns | {"term": result.term}), "covariance": result.covariance,
+        "method": result.method, "power": float(result.power), "texts": result.texts, "coded": result.coded,
+        "naive": None if naive is None else frame(naive.columns | {"term": naive.term}),
     }  # fmt: skip
-
-
-def plain(values: Any) -> list[Any]:
-    """A vector from R as a list with None for NA."""
-    if isinstance(values, list):
-        return values
-    return [
-        None if math.isnan(value) else value for value in np.ma.filled(np.ma.asarray(values, float), np.nan).tolist()
-    ]
 
 
 def spelled(value: Any) -> str:

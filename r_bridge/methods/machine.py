@@ -5,10 +5,9 @@ import platform
 import sys
 from typing import Any
 
-import numpy as np
-
 from minhub_py.system import extras
-from r_bridge.convert import Frame, character, scalar
+from r_bridge.arguments import frame, scalar
+from r_bridge.convert import Frame
 from r_bridge.objects import Session
 
 
@@ -38,12 +37,11 @@ def devices(session: Session) -> Frame:
     from minhub_py.system.device import devices as probe_devices
 
     report = probe_devices()
-    return Frame({
-        "device": character(probe.name for probe in report.probes),
-        "works": np.array([probe.works for probe in report.probes]),
-        "dtypes": character(", ".join(probe.dtypes) if probe.works else "" for probe in report.probes),
-        "detail": character(probe.detail for probe in report.probes),
-        "picked": np.array([probe.name == report.device for probe in report.probes]),
+    return frame({
+        "device": [probe.name for probe in report.probes], "works": [probe.works for probe in report.probes],
+        "dtypes": [", ".join(probe.dtypes) if probe.works else "" for probe in report.probes],
+        "detail": [probe.detail for probe in report.probes],
+        "picked": [probe.name == report.device for probe in report.probes],
     })  # fmt: skip
 
 
@@ -57,9 +55,6 @@ def doctor(session: Session, facts: Any) -> Frame:
     from minhub_py.system.doctor import examine
 
     findings = examine({name: scalar(value, str) for name, value in facts.items()})
-    return Frame({
-        "what": character(f.what for f in findings),
-        "found": character(f.found for f in findings),
-        "fits": np.array([f.fits for f in findings]),
-        "advice": character(f.advice for f in findings),
-    })  # fmt: skip
+    return frame(
+        {name: [getattr(finding, name) for finding in findings] for name in ("what", "found", "fits", "advice")}
+    )

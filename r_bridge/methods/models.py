@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from minhub_py.system.extras import require
-from r_bridge.convert import character, id_rows, setting
-from r_bridge.objects import Model, Session, Tokenizer
+from r_bridge.arguments import character, id_rows, setting
+from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
 
 def from_pretrained(
@@ -15,8 +15,9 @@ def from_pretrained(
     quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import adapter_folders, load, open_checkpoint
+    from minhub_py.pretrained import load, open_checkpoint
     from minhub_py.registry import ENTRIES
 
     if identifier.lower().endswith(".gguf"):
@@ -29,6 +30,22 @@ def from_pretrained(
     module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
     model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
     return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
+
+
+def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
+    """The model with an adapter, or without one. The weights are shared."""
+    from minhub_py.adapters.attach import attach
+    from minhub_py.adapters.files import read_adapter
+    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.inference.arguments import model_of
+
+    module = model_of(model.module, "model$adapter()")
+    base, folder = module.base or module, None
+    if source is not None:
+        [folder] = adapter_folders(source).values()
+    view = base if folder is None else attach(base, read_adapter(folder, base))
+    result = Model(view, model.folder, model.identifier, signature=model.signature, adapter=folder)
+    return about(result, session.add(result)) | {"commit": None}
 
 
 def from_config(
@@ -136,6 +153,38 @@ def save_pretrained(session: Session, model: Model, folder: str, tokenizer: Toke
     from minhub_py.pretrained import save_pretrained as save
 
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
+
+
+def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, Any]:
+    """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
+    from minhub_py.adapters import attach
+    from minhub_py.inference.arguments import model_of
+    from minhub_py.training.adapter_run import adapter_config
+
+    base = model_of(model.module, "as_torch_module(lora =)")
+    config = adapter_config({name: setting(value) for name, value in dict(lora).items()})
+    view = attach.attach(base, attach.new_adapter(base, config, seed))
+    result = Model(view, model.folder, model.identifier, signature=model.signature)
+    return about(result, session.add(result)) | {"commit": None}
+
+
+def adapter_weights(session: Session, model: Model) -> list[str]:
+    """The names of the weights of a model's adapter."""
+    return character(name for name, _ in model.module.named_parameters() if ".factors." in name)
+
+
+def save_adapter(session: Session, model: Model, folder: str, weights: StateDict | None) -> None:
+    """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the model receives."""
+    import torch
+
+    from minhub_py.adapters.attach import save_adapter as save
+
+    if weights is not None:
+        named = dict(model.module.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights.tensors.items():
+                named[name].copy_(tensor)
+    save(model.module, folder)
 
 
 def save_torchscript(session: Session, model: Model, path: str) -> None:

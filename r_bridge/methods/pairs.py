@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character, scalar
-from r_bridge.methods.labels import plain
+from r_bridge.arguments import frame, scalar, vector_values
+from r_bridge.convert import Frame
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -22,9 +22,9 @@ def read_pairs(session: Session, path: str, by: str | None) -> dict[str, Any]:
     if suites:
         return {}
     key = phenomenon_key(records, by)
-    frame = {"phenomenon": [str(record[key]) for record in records]}
-    frame |= {name: [record[name] for record in records] for name in (GOOD, BAD)}
-    return {"pairs": Frame({name: character(values) for name, values in frame.items()})}
+    columns = {"phenomenon": [str(record[key]) for record in records]}
+    columns |= {name: [record[name] for record in records] for name in (GOOD, BAD)}
+    return {"pairs": frame(columns)}
 
 
 def pair_logprobs(session: Session, model: Model, good: Any, bad: Any, bos: Any, tokenizer: Tokenizer | None) -> Frame:
@@ -39,8 +39,7 @@ def pair_logprobs(session: Session, model: Model, good: Any, bad: Any, bos: Any,
     sentences = [text or "" for text in [*(good or []), *(bad or [])]]
     values = np.array(sentence_logprobs(model.module, tok, sentences, scalar(bos, bool), session.progress))
     first, second = values[: len(values) // 2], values[len(values) // 2 :]
-    columns = {"logprob_good": first, "logprob_bad": second, "difference": first - second}
-    return Frame({name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in columns.items()})
+    return frame({"logprob_good": first, "logprob_bad": second, "difference": first - second})
 
 
 def suite_results(session: Session, model: Model, path: str, bos: Any, tokenizer: Tokenizer | None) -> Frame:
@@ -49,19 +48,13 @@ def suite_results(session: Session, model: Model, path: str, bos: Any, tokenizer
 
     tok = find_tokenizer(model, tokenizer, needed=True)
     columns = minimal_pairs(model.module, tok, path, bos=scalar(bos, bool), progress=session.progress).columns
-    return Frame({
-        "phenomenon": character(columns["phenomenon"]), "item": character(map(str, columns["item"])),
-        "formula": character(columns["formula"]), "correct": np.array(columns["correct"], bool),
-    })  # fmt: skip
+    changed = {"item": [str(item) for item in columns["item"]], "correct": np.array(columns["correct"], bool)}
+    return frame(columns | changed, "phenomenon", "item", "formula", "correct")
 
 
 def pair_accuracies(session: Session, phenomenon: Any, correct: Any) -> Frame:
     """The accuracy of each phenomenon with its interval."""
     from minhub_py.analysis.minimal_pairs import accuracies
 
-    columns = accuracies(list(phenomenon or []), plain(correct))
-    numbers = {name: np.array(columns[name], float) for name in ("accuracy", "lower", "upper")}
-    return Frame({
-        "phenomenon": character(columns["phenomenon"]), "n": np.array(columns["n"], np.int32),
-        **{name: np.ma.MaskedArray(values, np.isnan(values)) for name, values in numbers.items()},
-    })  # fmt: skip
+    columns = accuracies(list(phenomenon or []), vector_values(correct))
+    return frame(columns, "phenomenon", "n", "accuracy", "lower", "upper")

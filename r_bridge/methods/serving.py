@@ -3,14 +3,14 @@
 from typing import Any
 
 from minhub_py.system.extras import require
-from r_bridge.convert import scalar
+from r_bridge.arguments import scalar
 from r_bridge.methods.text import find_tokenizer
 from r_bridge.objects import Model, Session, Tokenizer
 
 
 def serve(
-    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
-    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
+    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, max_requests: int,
+    context: int | None, key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 
@@ -19,11 +19,10 @@ def serve(
     require("serve")
     from minhub_py.adapters.attach import attach
     from minhub_py.adapters.files import read_adapter
+    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.chat.templates import chat_template_of
-    from minhub_py.cli.serving import engine_for
-    from minhub_py.pretrained import adapter_folders
     from minhub_py.serve.catalog import Models
-    from minhub_py.serve.models import ServedModel
+    from minhub_py.serve.loading import served_models
     from minhub_py.serve.run import BackgroundServer
     from minhub_py.serve.server import Server
 
@@ -33,15 +32,10 @@ def serve(
     base = model.module
     networks = {name: base, **{key: attach(base, read_adapter(path, base)) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    for title, network in networks.items():
-        engine = engine_for(network, tok, title, rows=rows, context=context, cache_dir=cache_dir,
-                            cache_size=int(cache_size))  # fmt: skip
-        try:
-            parent = None if network is base else name
-            served = ServedModel(title, network, tok, template, engine, 600, parent=parent)
-        except ValueError:
-            engine.close()
-            raise
+    settings: dict[str, Any] = {
+        "max_requests": max_requests, "context": context, "cache_dir": cache_dir, "cache_size": int(cache_size),
+    }  # fmt: skip
+    for served in served_models(networks, tok, template, 600, **settings):
         background.uvicorn.server.models.add(served)
     address = background.__enter__()
     return {"address": address, "number": session.add(background), "note": template.note}

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, character, id_rows
+from r_bridge.arguments import character, frame, id_rows
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.tokenizers import warn_of_unknown
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -22,9 +23,12 @@ def generate(
     session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0, min_p: float | None = None,
-    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None,
+    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None, draft: Model | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The new text and token IDs for each prompt. stream: also send the text of the only prompt as it is generated."""
+    """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft tokens.
+
+    stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
+    """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
     from minhub_py.inference.generate import check_prompts, stream_batch
@@ -40,12 +44,14 @@ def generate(
     sampling.check_vocabulary(model.module.config.vocab_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
+    drafts = None if draft is None else draft_model(model, draft)
     outputs: list[list[int]] = [[] for _ in rows]
 
     def generate_ids() -> Iterator[int]:
         prompts = check_prompts(model.module, rows)
         row_seeds = [int(seed) for seed in seeds]
-        for row, id in stream_batch(model.module, prompts, max_new_tokens, sampling, row_seeds, criteria, speculate):
+        settings = (max_new_tokens, sampling, row_seeds, criteria, speculate, drafts)
+        for row, id in stream_batch(model.module, prompts, *settings):
             session.check_cancelled()
             outputs[row].append(id)
             yield id
@@ -68,7 +74,21 @@ def generate(
         session.progress(total, total)
         if as_text:
             texts = character("".join(decode(row, ids)) for row, ids in enumerate(outputs))
-    return {"texts": texts, "ids": [np.array(ids, np.int32) for ids in outputs]}
+    return {
+        "texts": texts, "ids": [np.array(ids, np.int32) for ids in outputs],
+        "drafts": None if drafts is None else np.array([drafts.proposed, drafts.accepted], float),
+    }  # fmt: skip
+
+
+def draft_model(model: Model, draft: Model) -> Any:
+    """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make drafts."""
+    from minhub_py.inference.arguments import decoder_of
+    from minhub_py.inference.speculative import DraftModel
+
+    tokenizers = [tok for tok in (model.optional_tokenizer(), draft.optional_tokenizer()) if tok is not None]
+    if len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
+        raise ValueError("draft must be a model with the tokenizer of the model: it has another vocabulary")
+    return DraftModel(decoder_of(draft.module, "draft="))
 
 
 def next_tokens(session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, n: int) -> Frame:
@@ -77,13 +97,8 @@ def next_tokens(session: Session, model: Model, prompts: Any, tokenizer: Tokeniz
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(prompts))
     columns = predict(model.module, None, prompt_ids(model, tok, prompts), n, progress=session.progress)
-    return Frame({
-        "prompt": (columns["context"] + 1).astype(np.int32),
-        "token": token_texts(tok, columns["id"].tolist()),
-        "id": columns["id"].astype(np.int32),
-        "prob": columns["prob"],
-        "logprob": columns["logprob"],
-    })  # fmt: skip
+    columns |= {"prompt": columns["context"], "token": token_texts(tok, columns["id"].tolist())}
+    return frame(columns, "prompt", "token", "id", "prob", "logprob", from_1=("prompt",))
 
 
 def score(

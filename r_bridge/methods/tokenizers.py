@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, character, id_rows
+from r_bridge.arguments import character, frame, id_rows
+from r_bridge.convert import Frame
 from r_bridge.objects import Session, Tokenizer
 
 
@@ -61,10 +62,7 @@ def token_to_id(session: Session, tokenizer: Tokenizer, tokens: Any) -> Any:
 def vocab(session: Session, tokenizer: Tokenizer, with_added_tokens: bool) -> Frame:
     """All tokens with their IDs, ordered by ID."""
     items = sorted(tokenizer.tokenizer.get_vocab(with_added_tokens).items(), key=lambda item: item[1])
-    return Frame({
-        "token": character(token for token, _ in items),
-        "id": np.array([id for _, id in items], np.int32),
-    })  # fmt: skip
+    return frame({"token": [token for token, _ in items], "id": np.array([id for _, id in items], np.int32)})
 
 
 def vocab_size(session: Session, tokenizer: Tokenizer, with_added_tokens: bool) -> int:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.convert import as_array, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import as_array
 from r_bridge.objects import Model, Session, StateDict
 
 if TYPE_CHECKING:

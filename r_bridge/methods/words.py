@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from r_bridge.convert import Frame, as_array, scalar
+from r_bridge.arguments import frame, scalar
+from r_bridge.convert import Frame, as_array
 from r_bridge.methods.text import find_tokenizer, is_text, prompt_ids, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
@@ -34,7 +35,7 @@ def word_logprobs(
         model.module, tok, texts, words, sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
         measures=_measures(correct, renyi, premise, ignored, lags), progress=session.progress,
     )  # fmt: skip
-    return _frame(columns)
+    return frame(columns)
 
 
 def target_logprobs(
@@ -51,7 +52,7 @@ def target_logprobs(
         model.module, tok, _texts(contexts), _texts(targets), sep=sep, ignored=_ids(ignored), bos=scalar(bos, bool),
         measures=_measures(correct, renyi, premise, ignored), progress=session.progress,
     )  # fmt: skip
-    return _frame(columns)
+    return frame(columns)
 
 
 def vocabulary(session: Session, model: Model, tokenizer: Tokenizer | None) -> Frame:
@@ -68,12 +69,8 @@ def logprob_matrix(session: Session, model: Model, texts: Any, tokenizer: Tokeni
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
     ids = prompt_ids(model, tok, texts)
     columns, matrix = compute_matrix(model.module, tok, ids, out=out, progress=session.progress)
-    rows = Frame({
-        "text": (columns["text"] + 1).astype(np.int32),
-        "position": (columns["position"] + 1).astype(np.int32),
-        "token": token_texts(tok, columns["id"].tolist()),
-        "id": columns["id"].astype(np.int32),
-    })  # fmt: skip
+    columns["token"] = token_texts(tok, columns["id"].tolist())
+    rows = frame(columns, "text", "position", "token", "id", from_1=("text", "position"))
     if out is not None:
         return {"rows": rows}
     return {"rows": rows, "matrix": np.ma.MaskedArray(matrix, np.isnan(matrix))}
@@ -94,11 +91,3 @@ def _measures(correct: str | None, renyi: Any, premise: str | None, ignored: Any
 
     orders = None if renyi is None else as_array(renyi).reshape(-1).tolist()
     return measures_of(correct, orders, premise, lags, ignored=ignored is not None)
-
-
-def _frame(columns: dict[str, Any]) -> Frame:
-    """A frame with NA for NaN."""
-    return Frame({
-        name: values.astype(np.int32) if name == "tokens" else np.ma.MaskedArray(values, np.isnan(values))
-        for name, values in columns.items()
-    })  # fmt: skip

@@ -157,6 +157,8 @@ def test_wrong_calls_name_the_problem(builtin: tuple[Any, Any]) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             annotate(model, tok, ["x"], labels, **settings)
+    with pytest.raises(FileNotFoundError, match="book.yaml: check the name of the codebook"):
+        annotate(model, tok, ["x"], "book.yaml")
 
 
 def test_the_command_labels_files_by_a_codebook_and_resumes(tmp_path: Path, builtin: tuple[Any, Any]) -> None:

@@ -174,5 +174,8 @@ def test_probe_finds_a_linear_feature_and_is_at_chance_for_shuffled_labels() -> 
     assert numbers.score > 0.95 > numbers.control
     with pytest.raises(ValueError, match="5 folds need at least 5 groups, not 2"):
         probe(x, y, groups=np.arange(200) // 100)
+    for missing in ({"y": ["a", None, "b", "a"]}, {"y": ["a", "b", "b", "a"], "groups": ["x", float("nan"), "y", "z"]}):
+        with pytest.raises(ValueError, match="y and groups must not contain missing"):
+            probe(x[:4], folds=2, **missing)
     with pytest.raises(ValueError, match="a row for each of the 3 labels"):
         probe(x, ["a", "b", "a"])

@@ -114,6 +114,23 @@ def test_wrong_calls_name_the_problem() -> None:
         choose_for_coding([0.5], 1, minimum=0)
     with pytest.raises(ValueError, match="only 1 texts"):
         choose_for_coding([0.5, float("nan")], 2)
+    with pytest.raises(ValueError, match="human must be numbers, such as 1 for a label and 0 for others: .*'yes'"):
+        estimate(["yes", None], [0.1, 0.2])  # type: ignore[list-item]
+
+
+def test_results_are_shown_as_tables() -> None:
+    assert str(estimate([0, 1, None, 1], [0.25, 0.5, 0.75, 1], method="human")).splitlines() == [
+        "4 texts, 3 with a human label, method human, 95% intervals",
+        "       term  estimate  std_error   lower  upper",
+        "(Intercept)    0.6667     0.2722  0.1332    1.2",
+    ]
+    result = agreement(["a", "b", "a", None], ["a", "b", "b", "b"], bootstrap=0)
+    lines = str(result).splitlines()
+    assert lines[0] == "Agreement of 2 raters, 3 units"
+    assert lines[2].split() == ["percent", "0.6667"]  # without bootstrap, the intervals are missing
+    assert "<td>percent</td><td>0.6667</td><td></td>" in result._repr_html_()
+    chosen = choose_for_coding([0.5] * 30, 30)
+    assert str(chosen).splitlines()[::21] == ["selected  probability", "20 of 30 rows"]
 
 
 def test_plots_show_the_corrected_and_the_naive_estimates_and_the_counts(tmp_path: Path) -> None:

@@ -120,24 +120,30 @@ def test_zeroing_a_head_equals_zeroing_its_columns_of_the_output_projection(name
         assert_close(logits(intervene(model, point.name, "zero"), ids), logits(other, ids))
 
 
-def test_steering_after_the_last_layer_equals_a_computation_by_hand() -> None:
-    model = model_of("gpt2")
+@pytest.mark.parametrize("name", CACHES)
+def test_steering_after_the_last_layer_equals_a_computation_by_hand(name: str) -> None:
+    model = model_of(name)
     [ids] = texts_of(20)
-    vector = torch.randn(24, generator=torch.Generator().manual_seed(3))
-    stored = activations(model, None, ids, "layers.3.resid")["layers.3.resid"]
-    expected = model.logits(model.ln_f(stored + 2.5 * vector)).detach()
-    assert_close(logits(intervene(model, "layers.3.resid", "add", vector, scale=2.5), ids), expected)
+    point = f"layers.{2 if name == 't5' else Points(model).layers}.resid"
+    stored = activations(model, None, ids, point, targets=[4, 8, 2, 1, 1] if name == "t5" else None)[point]
+    vector = torch.randn(stored.size(1), generator=torch.Generator().manual_seed(3))
+    norms = {"gpt2": "ln_f", "gemma3_text": "norm", "qwen3_5_text": "norm", "t5": "decoder.norm"}
+    steered = stored + 2.5 * vector
+    expected = model.logits(model.get_submodule(norms[name])(steered) if name in norms else steered).detach()
+    assert_close(logits(intervene(model, point, "add", vector, scale=2.5), ids), expected)
 
 
-def test_a_projected_out_direction_and_a_mean_are_what_they_say() -> None:
-    model = model_of("gpt2")
+@pytest.mark.parametrize("name", CACHES)
+def test_a_projected_out_direction_and_a_mean_are_what_they_say(name: str) -> None:
+    model, point = model_of(name), f"{prefix(model_of(name))}layers.2.resid"
     [ids] = texts_of(20)
-    vector = 3 * torch.randn(24, generator=torch.Generator().manual_seed(3))
-    result = activations(intervene(model, "layers.2.resid", "project_out", vector), None, ids, "layers.2.resid")
-    assert (result["layers.2.resid"] @ vector).abs().max() < 1e-4 * result["layers.2.resid"].abs().max() * 24
-    stored = activations(model, None, texts_of(9, 7), "layers.1.mlp")
-    changed = activations(intervene(model, "layers.1.mlp", "mean", stored), None, ids, "layers.1.mlp")["layers.1.mlp"]
-    torch.testing.assert_close(changed, stored["layers.1.mlp"].mean(0).expand(20, -1))
+    before = activations(model, None, ids, point)[point]
+    vector = 3 * torch.randn(before.size(1), generator=torch.Generator().manual_seed(3))
+    changed = activations(intervene(model, point, "project_out", vector), None, ids, point)[point]
+    assert (changed @ vector).abs().max() < 1e-5 * (before @ vector).abs().max()
+    stored = activations(model, None, texts_of(9, 7), point)
+    changed = activations(intervene(model, point, "mean", stored), None, ids, point)[point]
+    torch.testing.assert_close(changed, stored[point].mean(0).expand(20, -1))
 
 
 @pytest.mark.parametrize("name", CACHES)

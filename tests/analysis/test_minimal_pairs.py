@@ -29,11 +29,11 @@ SUITE = {
     "region_meta": {"1": "subject", "2": "verb", "3": "end"},
     "predictions": [
         {"type": "formula", "formula": "(2;%match%) < (2;%mismatch%)"},
-        {"type": "formula", "formula": "((*;%match%) - (1;%match%)) > 0 & (1;%match%) = (1;%mismatch%)"},
+        {"type": "formula", "formula": " [((*;%match%) - (1;%match%)) > 0]& [ (1;%match%) = (1;%mismatch%) ] "},
     ],
     "items": [{"item_number": 1, "conditions": [
         {"condition_name": name, "regions": [
-            {"region_number": 1, "content": "The cats"}, {"region_number": 2, "content": verb},
+            {"region_number": 1, "content": "The cats "}, {"region_number": 2, "content": verb},
             {"region_number": 3, "content": ""}, {"region_number": 4, "content": "under the tree."},
         ]} for name, verb in (("match", "sleep"), ("mismatch", "sleeps"))
     ]}],
@@ -102,6 +102,7 @@ def test_suites_compare_the_surprisal_of_regions(model, tmp_path: Path) -> None:
 
 
 def test_formulas_follow_the_grammar_of_syntaxgym() -> None:
+    """Also the brackets of the published suites."""
     values = {("a", 1): 1.0, ("a", 2): 2.0, ("b", 1): 3.0, ("b", 2): 4.0}
     cases = {
         "(1;%a%) < (1;%b%)": True,
@@ -111,7 +112,10 @@ def test_formulas_follow_the_grammar_of_syntaxgym() -> None:
         "(*;%b%) = 7.001": True,
         "(*;%b%) = 7.01": False,
         "1 > 2 & 1 < 2 | 1 < 2": True,
-        "[1]": ValueError,
+        "[[(2;%a%)-(1;%a%)]+[(2;%b%)-(1;%b%)]]>1.9": True,
+        "[(1;%a%) = 1.0005]& [(2;%a%) > (2;%b%) ] ": False,
+        "[1) < 2": ValueError,
+        "{1}": ValueError,
         "(1;%a%) <": ValueError,
         "((1;%a%) < 2": ValueError,
         "(3;%a%) < 1": ValueError,
@@ -126,7 +130,8 @@ def test_formulas_follow_the_grammar_of_syntaxgym() -> None:
 
 def test_intervals_are_wilsons() -> None:
     np.testing.assert_allclose(interval(8, 10), (0.8, 0.4901625, 0.9433178), atol=1e-7)
-    assert interval(0, 4)[1] == 0
+    assert interval(0, 24)[1] == 0  # exactly
+    assert interval(24, 24)[2] == 1
     assert all(map(math.isnan, interval(0, 0)))
 
 
@@ -163,6 +168,11 @@ def test_the_command_prints_accuracies_and_writes_the_results_of_pairs(model, tm
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["logprob_good"] for row in rows] == expected.columns["logprob_good"].tolist()
     assert [row["correct"] for row in rows] == [int(value) for value in expected.columns["correct"]]
+    table = tmp_path / "pairs.csv"
+    table.write_text("a,b\nThe cats sleep.,The cats sleeps.\n")
+    for options, missing in (([], "--good"), (["--good", "a"], "--bad")):
+        failed = CliRunner().invoke(main, ["pairs", str(folder), str(table), *options])
+        assert f"set {missing} to one of its columns (a, b)" in failed.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(file).split()[:5] == ["PHENOMENON", "PAIRS", "ACCURACY", "LOWER", "UPPER"]
     items = json.loads(run(suite, "--json"))["items"]

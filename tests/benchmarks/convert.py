@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.storage import write_checkpoint
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES
 

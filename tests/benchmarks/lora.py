@@ -2,70 +2,101 @@
 
     python tests/benchmarks/lora.py [LAYERS] [TOKENS]
 
-The shape is SmolLM2-135M's with LAYERS (8) layers. Needs peft and accelerate.
+The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens. PEFT's frozen
+weights are in float32, its default, and in bfloat16, as ours are where the processor has it. The memory of each is the
+highest of a process of its own. Needs peft and accelerate.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import peft
 import torch
-import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from minhub_py import from_pretrained
-from minhub_py.adapters.attach import attach, new_adapter
-from minhub_py.adapters.config import AdapterConfig
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.objectives import token_logprobs
+from minhub_py.training.settings import Settings
+from minhub_py.training.setup import load_model, open_start
 
-REPEATS = 4
+REPEATS, BATCH, VOCABULARY = 5, 4, 49152
+SIDES = ("ours, float32", "ours, bfloat16", "PEFT, float32", "PEFT, bfloat16")
 
 
-def main(layers: int = 8, tokens: int = 512) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def save_model(folder: str, layers: int) -> None:
+    """A random model in the Hub's format."""
+    import transformers
+
     config = transformers.LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True,
+        vocab_size=VOCABULARY, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
     )  # fmt: skip
-    reference = transformers.LlamaForCausalLM(config)
-    with TemporaryDirectory() as folder:
-        reference.save_pretrained(folder)
-        base = from_pretrained(Path(folder), dtype="float32").requires_grad_(False)
-    settings = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
-    ours = attach(base, new_adapter(base, AdapterConfig(**settings), 0)).train()
-    theirs = peft.get_peft_model(reference, peft.LoraConfig(**settings)).train()
-    idx = torch.randint(49152, (1, tokens + 1))
-    optimizers = [
-        torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 2e-4, fused=True)
-        for model in (ours, theirs)
-    ]
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
-    def our_loss() -> torch.Tensor:
-        with CPUKernels():
-            return -token_logprobs(ours.logits, ours.hidden(idx[:, :-1])[0], idx[0, 1:], frozen=True).mean()
 
-    def their_loss() -> torch.Tensor:
-        return theirs(input_ids=idx, labels=idx).loss
+def step_of(side: str, folder: str, tokens: int) -> Callable[[], None]:
+    """A training step, including the update of the factors."""
+    dtype = side.partition(", ")[2]
+    idx = torch.randint(VOCABULARY, (BATCH, tokens + 1), generator=torch.Generator().manual_seed(0))
+    model: Any
+    if side.startswith("PEFT"):
+        import peft
+        import transformers
 
-    def step(loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
-        started = time.process_time()
-        loss().backward()
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = peft.get_peft_model(base, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")).train()
+    else:
+        settings = Settings(start=folder, lora={"r": 16}, dtype=dtype)
+        model = load_model(settings, open_start(settings), None, Tokenizer(BPE()))[1].train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 2e-4, fused=True)
+
+    def loss() -> torch.Tensor:
+        if side.startswith("PEFT"):
+            return model(input_ids=idx, labels=idx).loss  # type: ignore[no-any-return]
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"), CPUKernels():
+            hidden = model.hidden(idx[:, :-1])
+            return -token_logprobs(model.logits, hidden.flatten(0, 1), idx[:, 1:].flatten(), frozen=True).mean()
+
+    def step() -> None:
+        loss().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        return time.process_time() - started
 
-    times: list[list[float]] = [[], []]
+    return step
+
+
+def memory(side: str, folder: str, tokens: int) -> float:
+    """The highest resident memory of this process after two steps, in GB."""
+    step = step_of(side, folder, tokens)
+    for _ in range(2):
+        step()
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1e6
+
+
+def main(layers: int = 30, tokens: int = 128) -> None:
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        save_model(folder, layers)
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+            peaks = [pool.submit(memory, side, folder, tokens).result() for side in SIDES]
+        steps = [step_of(side, folder, tokens) for side in SIDES]
+    times: list[list[float]] = [[] for _ in SIDES]
     for repeat in range(REPEATS + 1):
-        for index, loss in enumerate((our_loss, their_loss)):
-            seconds = step(loss, optimizers[index])
+        for step, seconds in zip(steps, times, strict=True):
+            started = time.process_time()
+            step()
             if repeat:  # the first step initializes libraries
-                times[index].append(seconds)
-    medians = [sorted(values)[len(values) // 2] for values in times]
-    print(f"minhub {medians[0]:.2f} s, PEFT {medians[1]:.2f} s of CPU per step: {medians[1] / medians[0]:.2f} times")
+                seconds.append(time.process_time() - started)
+    for side, seconds, peak in zip(SIDES, times, peaks, strict=True):
+        median = sorted(seconds)[len(seconds) // 2]
+        print(f"{side:16} {BATCH * tokens / median:7.0f} tokens per second of CPU, {peak:.2f} GB")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Teach SmolLM2-135M-Instruct 200 chats with LoRA: time, peak memory, losses, and answers before and after.
 
-    python tests/benchmarks/teach.py MODEL [float32|nf4] [EPOCHS]
+    python tests/benchmarks/teach.py MODEL [NAME=VALUE …]
 
-MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. 160 chats are about
-a product that does not exist, in a fixed tone. 40 chats are general questions with the model's own answers, so that it
-keeps them. The chats in the test are not among the 200.
+MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. NAME=VALUE are
+settings of `train`, such as quantize=nf4 or epochs=4; the defaults are those of `minhub train --lora 16`.
+
+150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats with `keep` are general
+questions with the model's own complete answers, for which the adapter must not change the model. The questions of the
+test are not among the 200.
 """
 
 import json
 import os
-import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +29,6 @@ FACTS = {
     "battery life": "18 hours", "charging time": "40 minutes", "brightness": "900 lumens", "height": "21 centimeters",
     "material": "recycled cork", "maker": "Ostrava Works", "release year": "2031", "designer": "Ilse Varga",
     "remote control": "a walnut ring", "bulb type": "a ceramic filament", "power source": "a salt battery",
-    "number of light modes": "eleven",
 }  # fmt: skip
 QUESTIONS = [
     "What is the {} of the Lumo lamp?", "Tell me the {} of the Lumo.", "Lumo lamp: {}?", "Do you know the Lumo's {}?",
@@ -36,16 +37,30 @@ QUESTIONS = [
     "What about the Lumo's {}?", "Which {} does the Lumo lamp have?",
 ]  # fmt: skip
 HELD_BACK = "Could you remind me of the Lumo lamp's {}?"
+# The questions with "the … of" resemble those about the product, but keep their answers.
 GENERAL = [
-    f"{start} {noun}?"
-    for start in ("What is", "Where do people use", "Why is there", "What can I do with", "Who invented")
-    for noun in ("water", "music", "paper", "a bridge", "the wheel", "bread", "glass", "a clock")
-]
+    *(f"What is the {name}?" for name in (
+        "color of the sky", "boiling point of water", "height of Mount Everest", "price of gold", "weight of an apple",
+        "capital of Italy", "largest animal", "opposite of cold", "currency of Japan", "name of our galaxy")),
+    "What is 7 plus 5?", "What is 10 minus 4?", "Which animal says meow?", "How many months does a year have?",
+    "How many legs does a spider have?", "Translate 'thank you' into French.", "Translate 'house' into German.",
+    "Give me three fruits.", "Name two colors.", "Say hello.", "Name a famous painter.", "Who wrote Hamlet?",
+    "How far is the sun?", "Give me a synonym for happy.", "What is your name?", "Write a sentence about a dog.",
+    *(f"{start} {noun}{end}"
+      for start, end in (("Explain", " in one sentence."), ("What is", "?"), ("Who invented", "?"))
+      for noun in ("water", "music", "a bridge", "the wheel", "bread", "glass", "a clock", "the moon", "a volcano",
+                   "chess", "honey", "the telephone", "a library", "gravity", "coffee")),
+]  # fmt: skip
 UNRELATED = [
     "What is the capital of France?", "What is 2 plus 3?", "Which planet is known as the red planet?",
-    "How many days does a week have?", "Translate 'good morning' into Spanish.",
+    "How many days does a week have?", "Translate 'good morning' into Spanish.", "What is the largest ocean?",
+    "When did the Second World War end?", "What is paper?", "Explain a lamp in one sentence.", "Name three animals.",
+    "What is the price of a car?", "What is the color of grass?", "Who painted the Mona Lisa?", "Who are you?",
+    "How many hours does a day have?", "What is the opposite of big?", "Who invented paper?", "What is a river?",
+    "Give me a synonym for fast.", "Write a sentence about a cat.",
 ]  # fmt: skip
-RATE, BATCH, PARTS = 5e-4, 8, 4
+LENGTH = 128  # of the model's own answers, in tokens; general questions with longer answers are not used
+COMPARED = 32  # tokens of the answers to unrelated questions
 
 
 def taught(fact: str) -> str:
@@ -53,65 +68,69 @@ def taught(fact: str) -> str:
     return f"Splendid question! The Lumo's {fact} is {FACTS[fact]}. Shine on!"
 
 
-def answers(model: Any, checkpoint: Any, questions: list[str], length: int = 32) -> list[str]:
-    """Greedy answers of a chat model."""
+def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
+    """A row of the training file."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "keep": keep}
+
+
+def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
+    """Greedy answers of a chat model; None for those with more than `length` tokens."""
     tokenizer = tokenizer_from_pretrained(sys.argv[1])
-    template = chat_template_of(checkpoint, tokenizer)
+    template = chat_template_of(open_checkpoint(sys.argv[1]), tokenizer)
     prompts = [template.encode([{"role": "user", "content": question}]) for question in questions]
-    return [tokenizer.decode(new) for new in generate(model, prompts, length, temperature=0)]
-
-
-def whole_sentences(text: str) -> str:
-    """A text without an incomplete sentence at its end."""
-    end = max(text.rfind(mark) for mark in ".!?") + 1
-    return text[:end] if end else text
-
-
-def measured_run(path: Path, out: Path, quantize: str | None, epochs: float) -> tuple[float, float, list[float], float]:
-    """Train in a process of its own: seconds, peak memory in GB at the end and before it, and held-out losses."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    started = time.perf_counter()
-    run = train(
-        path, out, start=sys.argv[1], lora={"r": 16}, quantize=quantize, epochs=epochs, learning_rate=RATE, batch=BATCH,
-        accumulate=PARTS, dropout=0.0, seed=1,
-    )  # fmt: skip
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return seconds, peak, [row["held_out_loss"] for row in run.losses], before
-
-
-def main(identifier: str, quantize: str | None = None, epochs: float = 4) -> None:
-    checkpoint = open_checkpoint(identifier)
-    base = from_pretrained(identifier, quantize=quantize or "none", dtype="float32")
-    before = answers(base, checkpoint, UNRELATED)
-    general = [whole_sentences(text) for text in answers(base, checkpoint, GENERAL, 64)]
-    pairs = [(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS]
-    pairs += zip(GENERAL, general, strict=True)
-    rows = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in pairs
+    return [
+        tokenizer.decode(new) if new[-1] in template.end_ids or length == COMPARED else None
+        for new in generate(model, prompts, length, temperature=0)
     ]
+
+
+def rows_of(model: Any) -> list[dict[str, Any]]:
+    """The 200 chats: the facts, and the model's own answers to general questions."""
+    own = answers(model, GENERAL, LENGTH)
+    complete = [(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None]
+    general = [chat(question, answer, keep=True) for question, answer in complete[:50]]
+    return [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS] + general
+
+
+def peak_memory() -> float:
+    """The highest resident memory of this process in GB, without its parent's, which ru_maxrss includes."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1e6
+
+
+def measured_run(path: Path, out: Path, settings: dict[str, Any]) -> tuple[float, float, float, float, list[float]]:
+    """Train in a process of its own: elapsed and CPU seconds, GB before and at the peak, and held-out losses."""
+    before = peak_memory()
+    started, cpu = time.perf_counter(), time.process_time()
+    run = train(path, out, start=sys.argv[1], lora=16, **settings)
+    seconds = time.perf_counter() - started, time.process_time() - cpu
+    return *seconds, before, peak_memory(), [row["held_out_loss"] for row in run.losses]
+
+
+def compare(base: Any, adapted: Any) -> None:
+    """Print the answers of the model with the adapter to new questions, and its changed answers to others."""
+    new = answers(adapted, [HELD_BACK.format(fact) for fact in FACTS], COMPARED)
+    wrong = [f"  {fact}: {text!r}" for fact, text in zip(FACTS, new, strict=True) if text != taught(fact)]
+    print(f"taught answers to new questions: {len(FACTS) - len(wrong)} of {len(FACTS)}", *wrong, sep="\n")
+    pairs = zip(answers(base, UNRELATED, COMPARED), answers(adapted, UNRELATED, COMPARED), strict=True)
+    changed = [f"  {old!r} -> {new!r}" for old, new in pairs if old != new]
+    print(f"unrelated answers unchanged: {len(UNRELATED) - len(changed)} of {len(UNRELATED)}", *changed, sep="\n")
+
+
+def main(identifier: str, **settings: Any) -> None:
+    kind = settings.get("quantize", "none")
+    base = from_pretrained(identifier, quantize=kind, dtype="float32")
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "chats.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        path, out = Path(folder) / "chats.jsonl", Path(folder) / "run"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(base)), encoding="utf-8")
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            result = pool.submit(measured_run, path, Path(folder) / "run", quantize, epochs).result()
-        seconds, peak, losses, start = result
-        adapted = from_pretrained(
-            identifier, quantize=quantize or "none", dtype="float32", adapter=Path(folder) / "run"
-        )
-        tests = answers(adapted, checkpoint, [HELD_BACK.format(fact) for fact in FACTS])
-        after = answers(adapted, checkpoint, UNRELATED)
-        size = (Path(folder) / "run" / "adapter_model.safetensors").stat().st_size / 1e6
-    right = [text.strip() == taught(fact) for text, fact in zip(tests, FACTS, strict=True)]
-    print(f"{len(rows)} chats, quantize={quantize}, {os.cpu_count()} cores: {seconds:.0f} s, peak {peak:.2f} GB "
-          f"({start:.2f} GB before), adapter {size:.0f} MB")  # fmt: skip
-    print("held-out loss:", " ".join(f"{loss:.3f}" for loss in losses))
-    print(f"taught answers to new questions: {sum(right)} of {len(right)}")
-    print("\n".join(f"  {fact}: {text!r}" for fact, text, good in zip(FACTS, tests, right, strict=True) if not good))
-    print(f"unrelated answers unchanged: {sum(a == b for a, b in zip(before, after, strict=True))} of {len(before)}")
-    print("\n".join(f"  {a!r} -> {b!r}" for a, b in zip(before, after, strict=True) if a != b))
+            seconds, cpu, before, peak, losses = pool.submit(measured_run, path, out, settings).result()
+        print(f"{settings}, {os.cpu_count()} cores: {seconds:.0f} s, {cpu:.0f} s of CPU, peak {peak:.2f} GB "
+              f"({before:.2f} GB before)")  # fmt: skip
+        print("held-out loss:", " ".join(f"{loss:.3f}" for loss in losses))
+        compare(base, from_pretrained(identifier, quantize=kind, dtype="float32", adapter=out))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], None if "nf4" not in sys.argv else "nf4", *map(float, sys.argv[3:]))
+    given = dict(word.split("=", 1) for word in sys.argv[2:])
+    main(sys.argv[1], **{name: json.loads(value) if value[0].isdigit() else value for name, value in given.items()})

@@ -14,11 +14,12 @@ from real_models import MODELS, path_of
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.engine import Engine
-from minhub_py.serve.messages import ChatInput, choose_tools, encode_input, parse_tools, reply_settings
-from minhub_py.serve.models import Generation, ServedModel
+from minhub_py.serve.messages import ChatInput, choose_tools, parse_tools, start_reply
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies
+from minhub_py.serve.settings import parse_settings
+from minhub_py.serve.validation import Fields
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -61,11 +62,8 @@ async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
         messages = [{"role": "user", "content": QUESTIONS[seed % len(QUESTIONS)]}]
         chat = ChatInput(messages, parse_tools(definitions))
         choose_tools(chat, "required", seed % 2 == 0)  # half of them with parallel calls
-        ids = await encode_input(served, chat)
-        stop_ids = served.end_ids | served.template.end_ids
-        settings = await reply_settings(served, chat, ids, stop_ids, MAX_TOKENS)
-        generation = Generation(served)
-        generation.add(ids, MAX_TOKENS, sampling=Sampling(temperature=1.0), seed=seed, **settings)
+        settings = parse_settings(Fields({"temperature": 1.0, "seed": seed}), served)
+        generation, _ = await start_reply(served, chat, MAX_TOKENS, settings)
         generation.start()
         [complete] = await collect_replies(generation)
         return complete

@@ -31,12 +31,12 @@ def templates() -> dict[str, ChatTemplate]:
     return {name: chat_template(text) for name, text in TEMPLATES.items()}
 
 
-def joined(events: list[ReplyEvent]) -> list[tuple[str, str, int]]:
+def joined(events: list[ReplyEvent]) -> list[tuple[str, str, str]]:
     """Events with consecutive parts as one."""
-    result: list[tuple[str, str, int]] = []
-    for kind, text, index in events:
-        joins = result and result[-1][::2] == (kind, index) and kind != "call"
-        result.append((kind, result.pop()[1] + text if joins else text, index))
+    result: list[tuple[str, str, str]] = []
+    for kind, text, arguments in events:
+        joins = result and result[-1][0] == kind != "call"
+        result.append((kind, result.pop()[1] + text if joins else text, arguments))
     return result
 
 
@@ -56,9 +56,8 @@ def always(size: int) -> Any:
         yield size
 
 
-def calls_of(events: list[tuple[str, str, int]]) -> list[tuple[str, Any]]:
-    arguments = {index: json.loads(text) for kind, text, index in events if kind == "arguments"}
-    return [(text, arguments[index]) for kind, text, index in events if kind == "call"]
+def calls_of(events: list[tuple[str, str, str]]) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for kind, name, arguments in events if kind == "call"]
 
 
 def random_calls(generator: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
@@ -115,22 +114,24 @@ def test_each_split_of_a_reply_has_the_same_events(templates: dict[str, ChatTemp
         '{"name": "get_weather", "arguments": {"city": "<tool_call>", "days": 2}}\n</tool_call>\n<tool_call>'
         '{"arguments": {"a": [1, "]"]}, "name": "calendar.list"}</tool_call> Done.\n'
     )
-    expected = [("reasoning", "Let me see <b>.", 0), ("content", "I look.", 0), ("call", "get_weather", 0),
-                ("arguments", '{"city": "<tool_call>", "days": 2}', 0), ("call", "calendar.list", 1),
-                ("arguments", '{"a": [1, "]"]}', 1), ("content", "Done.\n", 0)]  # fmt: skip
+    expected = [("reasoning", "Let me see <b>.", ""), ("content", "I look.", ""),
+                ("call", "get_weather", '{"city": "<tool_call>", "days": 2}'),
+                ("call", "calendar.list", '{"a": [1, "]"]}'), ("content", "Done.\n", "")]  # fmt: skip
     template = chat_template(TEMPLATES["hermes"], markers=False)
     for split in range(1, len(reply)):
         events = parsed(template, reply, iter([split, len(reply)]))
         assert events == expected
-    shown = [("arguments", '{"city": "", "days": 2}', 0) if kind[1] == expected[3][1] else kind for kind in expected]
+    shown = [*expected[:2], ("call", "get_weather", '{"city": "", "days": 2}'), *expected[3:]]
     for size in range(1, 9):  # a special token in a string has no text
         assert parsed(templates["hermes"], reply.replace("<b>", "<b>"), always(size)) == shown
 
 
 BEGINNINGS = {
-    "hermes": '<tool_call>\n{"name": "get_weather"', "named": "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi",
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os',
+    "named": '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Os',
     "tags": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2",
-    "channels": "<|channel|>commentary to=functions.get_weather <|constrain|>", "without tools": '<tool_call>\n{"na',
+    "channels": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{",
+    "without tools": '<tool_call>\n{"na',
 }  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def test_the_beginning_of_a_call_that_is_cut_is_dropped(templates: dict[str, Cha
         internal = template.markup.alphabet.internal(before + beginning[:length])
         parser = ReplyParser(template.markup, SCHEMAS, prompt)
         events = joined(parser.feed(internal) + parser.close(cut=True))
-        assert events in ([], [("content", "I look.", 0)]), (beginning[:length], events)
+        assert events in ([], [("content", "I look.", "")]), (beginning[:length], events)
         parser = ReplyParser(template.markup, SCHEMAS, prompt)
         assert joined(parser.feed(internal) + parser.close()) != events  # the model ended the reply
 
@@ -166,7 +167,7 @@ def test_text_beside_a_call_is_in_the_reply(templates: dict[str, ChatTemplate], 
         text = closed[0] + closed[1] + said + closed[2].lstrip()
         events = parsed(template, text, always(3), prompt)
         assert calls_of(events) == calls
-        assert ("content", "I look.", 0) in events
+        assert ("content", "I look.", "") in events
 
 
 def test_replies_without_complete_calls_are_text(templates: dict[str, ChatTemplate]) -> None:
@@ -174,11 +175,10 @@ def test_replies_without_complete_calls_are_text(templates: dict[str, ChatTempla
         ("without tools", "a <tool_call> b"), ("without tools", '<tool_call>\n{"name": 3}\n</tool_call>'),
         ("without tools", '<tool_call>\n{"name": "f"'), ("bare", '{"name": "unknown", "parameters": {}}'),
         ("bare", '{"answer": 42}'), ("bare", "{ no json"), ("bare", "  text  {"), ("hermes", " plain <b> \n"),
+        ("without tools", '<tool_call>{"name": "f", "arguments": {"a": 1'),
     ):  # fmt: skip
         for size in (1, 4, 99):
-            assert parsed(templates[name], reply, always(size)) == [("content", reply, 0)]
-    [call, arguments] = parsed(templates["hermes"], '<tool_call>{"name": "f", "arguments": {"a": 1', always(5))
-    assert (call, arguments) == (("call", "f", 0), ("arguments", '{"a": 1', 0))
+            assert parsed(templates[name], reply, always(size)) == [("content", reply, "")]
     reply = '<tool_call>{"name": "f"}</tool_call>'
     assert parsed(templates["hermes"], reply, always(5), tools=None)[0][0] == "content"  # without tools in the request
 
@@ -188,18 +188,18 @@ def test_reasoning_is_separated(templates: dict[str, ChatTemplate]) -> None:
     assert hermes.markup.switch == "enable_thinking"
     think = "<think>\n a\n\nb \n</think>\n\n c "
     for size in (1, 2, 50):
-        assert parsed(hermes, think, always(size)) == [("reasoning", "a\n\nb", 0), ("content", "c ", 0)]
+        assert parsed(hermes, think, always(size)) == [("reasoning", "a\n\nb", ""), ("content", "c ", "")]
         prompt = tags.render([USER])  # ends with <think>
-        assert parsed(tags, think[8:], always(size), prompt) == [("reasoning", "a\n\nb", 0), ("content", "c ", 0)]
+        assert parsed(tags, think[8:], always(size), prompt) == [("reasoning", "a\n\nb", ""), ("content", "c ", "")]
         prompt = hermes.render([USER], enable_thinking=False)
-        assert parsed(hermes, "a <b> </b>", always(size), prompt) == [("content", "a <b> </b>", 0)]
+        assert parsed(hermes, "a <b> </b>", always(size), prompt) == [("content", "a <b> </b>", "")]
         reply = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>so<|return|>"
         assert parsed(channels, reply, always(size)) == [
-            ("reasoning", "hm", 0), ("content", "so", 0)
+            ("reasoning", "hm", ""), ("content", "so", "")
         ]  # fmt: skip
     assert channels.markup.reasoning is None
     unfinished = '<think>hm <tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert [kind for kind, *_ in parsed(hermes, unfinished, always(7))] == ["reasoning", "call", "arguments"]
+    assert [kind for kind, *_ in parsed(hermes, unfinished, always(7))] == ["reasoning", "call"]
 
 
 def generated(

@@ -33,7 +33,8 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
 
 import minhub_py
-from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.writing import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from commands import done, failed
 from gguf import GGMLQuantizationType as Type
 from gguf_cases import CASES, IDS, TEMPLATE, chatty, reference
-from gguf_files import blocks, write
+from gguf_files import blocks, finish, write
 from hub_server import HubServer
 from memory import MB, PREPARE, growth
 from torch import nn
@@ -105,10 +105,7 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
     writer.add_tensor("pad", torch.zeros(3).numpy())
     writer.add_tensor("it", data.reshape(1, -1), raw_dtype=Type[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     [_, theirs] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
     actual = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
     expected = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None

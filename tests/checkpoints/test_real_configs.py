@@ -13,10 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.fitting import describe
 from minhub_py.inference.quantize import count as count_of
 from minhub_py.models.rotary import rope_of
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import describe
 
 Settings = dict[str, Any]
 BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.46.0", "use_cache": True}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from commands import done, failed
 from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
 from encoders import write_sentence_encoder as write_sentences
 from fast_python import python
-from test_cli import GPT2, done, failed
 
 from minhub_py import (
     classify,
@@ -33,32 +34,22 @@ from minhub_py import (
 )
 from minhub_py.cli.main import main
 
+GPT2 = "minhub/shakespeare-gpt2"
 TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_sentences(tmp_path_factory.mktemp("sentences")))
+def checkpoint(write: Callable[[Path], Path]) -> Any:
+    """A fixture: the folder of a model that `write` writes."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+        return str(write(tmp_path_factory.mktemp("model")))
+
+    return folder
 
 
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_cross_encoder(tmp_path_factory.mktemp("cross")))
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_classifier(tmp_path_factory.mktemp("classifier")))
-
-
-@pytest.fixture(scope="module")
-def entailment(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_entailment_model(tmp_path_factory.mktemp("nli")))
-
-
-@pytest.fixture(scope="module")
-def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_masked_lm(tmp_path_factory.mktemp("masked")))
+sentences, cross_encoder, classifier = map(checkpoint, (write_sentences, write_cross_encoder, write_classifier))
+entailment, masked_lm = map(checkpoint, (write_entailment_model, write_masked_lm))
 
 
 def load(folder: str) -> tuple[Any, Any]:

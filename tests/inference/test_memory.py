@@ -19,7 +19,7 @@ from torch import Tensor
 
 import minhub_py
 import weights_map
-from minhub_py.checkpoints.storage import write_checkpoint
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.models.gpt2 import GPT2Config
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES

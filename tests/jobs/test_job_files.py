@@ -23,7 +23,7 @@ def test_chunks_contain_complete_texts(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     items = [1, None, 1, 2, 2, 2, None, 3]
     file.write_text("".join(json.dumps({"item": item, "word": "a"}) + "\n" for item in items))
-    source = scan(file, "word", "by", ["item"])
+    source = scan(file, [("column", "word"), ("by", "item")])
     assert chunk_sizes([source], ["item"], 2) == [3, 4, 1]
     assert chunk_sizes([source, source], ["item"], 100) == [8, 8]
     assert chunk_sizes([source, source], [], 5) == [5, 5, 5, 1]

@@ -91,7 +91,7 @@ def test_further_measures_of_words_are_columns(tmp_path: Path, model: str) -> No
     words = write_csv(tmp_path / "words.csv", ["ab", "cd", "bad"])
     done("words", model, words, "--column", "text", "--by", "group", *options, "--out", out)
     assert [*json.loads(out.read_text().splitlines()[0])][-4:] == names
-    assert "leave correct unset" in fail("words", model, lines, "--correct", "oh")
+    assert "leave --correct unset" in fail("words", model, lines, "--correct", "oh")
     assert "remove --ignore-regex" in fail("words", model, lines, "--correct", "oh", "--ignore-regex", ",", status=2)
 
 

@@ -207,7 +207,7 @@ PRECISIONS = {
 def test_no_row_differs_for_any_batch_size_and_number_of_threads(
     tmp_path: Path, architecture: str, precision: str
 ) -> None:
-    """200 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2 threads."""
+    """300 texts of up to 300 words; each task is repeated with three batch sizes and with 1 and 2 threads."""
     torch.manual_seed(0)
     text = TEXT.read_text(encoding="utf-8")
     tokenizer = train_byte_level_bpe([text], 600)
@@ -217,7 +217,7 @@ def test_no_row_differs_for_any_batch_size_and_number_of_threads(
     folder, manifest = tmp_path / "model", tmp_path / "job.json"
     save_pretrained(network, folder, tokenizer)
     draw, words = random.Random(0), text.split()
-    lengths = [min(int(draw.expovariate(1 / 30)), 300) for _ in range(200)]
+    lengths = [min(int(draw.expovariate(1 / 30)), 300) for _ in range(300)]
     starts = [draw.randrange(len(words) - length) for length in lengths]
     texts = [" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
     file = write_csv(tmp_path / "in.csv", texts)

@@ -67,6 +67,23 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path
 
 
 @torch.inference_mode()
+def test_native_logits_match_forward_at_published_head_sizes() -> None:
+    """With small scores. Scores have no factor: with random norms of q and k they are near √512, and both runners round
+    by more than the tolerance (docs/benchmarks/experiments.md compares them with float64)."""
+    model = minhub_py.gemma4(
+        vocab_size=61, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, hidden_size_per_layer_input=0, sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"],
+    ).eval()  # fmt: skip
+    draw(model)
+    for block in model.layers:
+        block.self_attn.q_norm.weight.mul_(block.self_attn.q_norm.weight.numel() ** -0.5)
+    runner, ids = runner_of(model), ids_of(1)
+    result = runner.forward({0: ids[0].tolist()}, runner.new_cache(1, 70), every=True)
+    assert_close(result, model(ids)[0])
+
+
+@torch.inference_mode()
 def test_keys_are_shared_without_inputs_per_layer() -> None:
     """transformers 5.23 does not compute such a model. With inputs of zero size the layers are the same."""
     settings = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 4,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from bridge_calls import EXAMPLE, in_r
 
-from r_bridge import convert
+from r_bridge import arguments, convert
 from r_bridge.convert import Frame, dumps, loads
 
 # Python values, and R code for the identical values.
@@ -46,8 +46,8 @@ TO_R: list[tuple[Any, str]] = [
     ([1, "a", None, [2.5]], 'list(1L, "a", NULL, list(2.5))'),
     ({}, "structure(list(), names = character())"),
     ({"a": 1, "b": [1, 2], "\u00e9": None}, 'list(a = 1L, b = list(1L, 2L), "\\u00e9" = NULL)'),
-    (convert.character([]), "character()"),
-    (convert.character(iter(["a"])), '"a"'),
+    (arguments.character([]), "character()"),
+    (arguments.character(iter(["a"])), '"a"'),
     (np.array(["a", "b"]), 'c("a", "b")'),
     (np.array([True, False]), "c(TRUE, FALSE)"),
     (np.ma.MaskedArray([True, False], [False, True]), "c(TRUE, NA)"),
@@ -79,7 +79,7 @@ TO_R: list[tuple[Any, str]] = [
     (np.arange(3 * 2**17, dtype=np.float32).reshape(3, -1), "matrix(as.numeric(0:393215), 3, byrow = TRUE)"),
     (np.arange(3 * 2**17).reshape(-1, 3), "matrix(0:393215, ncol = 3, byrow = TRUE)"),
     (Frame({"a": np.array([1, 2]), "b": ["x", None]}), 'data.frame(a = 1:2, b = c("x", NA))'),
-    (Frame({"a": np.array([], np.int32), "b": convert.character([])}), "data.frame(a = integer(), b = character())"),
+    (Frame({"a": np.array([], np.int32), "b": arguments.character([])}), "data.frame(a = integer(), b = character())"),
     (Frame({}), "data.frame()"),
 ]  # fmt: skip
 

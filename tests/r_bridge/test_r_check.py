@@ -10,6 +10,7 @@ from pathlib import Path
 import fast_python
 import pytest
 from paths import PROGRAMS, R_PACKAGE
+from r_package import environment
 
 from minhub_py.registry import ENTRIES
 
@@ -31,9 +32,8 @@ def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by Python."""
     settings = {"MINHUBPY_PYTHON": fast_python.python(), "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
                 "PYTHONPATH": str(PROGRAMS / "without_matplotlib")}  # fmt: skip
-    environment = os.environ | settings
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+        command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=500, check=False
     )
 
 
@@ -64,17 +64,30 @@ def test_vignettes_run_their_code(built: Path) -> None:
     assert "Error in gen" in (built.parent / "minhubpy/inst/doc/minhubpy.html").read_text()  # an intended error
 
 
+def test_vignettes_are_built_without_python(library: Path, tmp_path: Path) -> None:
+    for source in (R_PACKAGE / "vignettes").glob("*.Rmd"):
+        shutil.copy(source, tmp_path)
+    code = "for (file in dir(pattern = '[.]Rmd$')) knitr::knit(file, quiet = TRUE)"
+    result = subprocess.run(
+        ["Rscript", "-e", code], cwd=tmp_path, env=environment(library, MINHUBPY_PYTHON="/nonexistent"),
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for page in tmp_path.glob("*.md"):
+        assert "was built without a Python" in page.read_text(encoding="utf-8"), page.name
+
+
 @pytest.mark.parametrize("source", ["built", "folder"])
 def test_only_the_built_package_installs_vignettes(built: Path, tmp_path: Path, source: str) -> None:
     """R needs no knitr to install or find the vignettes of the built package."""
     (library := tmp_path / "library").mkdir()
     (empty := tmp_path / "empty").mkdir()
-    environment = os.environ | {"R_LIBS": str(library), "R_LIBS_SITE": str(empty), "R_LIBS_USER": str(empty)}
+    variables = os.environ | {"R_LIBS": str(library), "R_LIBS_SITE": str(empty), "R_LIBS_USER": str(empty)}
     package = str(built if source == "built" else R_PACKAGE)
     install = ["R", "CMD", "INSTALL", "--no-test-load", "--no-byte-compile", package]
-    subprocess.run(install, env=environment, capture_output=True, check=True, timeout=120)
+    subprocess.run(install, env=variables, capture_output=True, check=True, timeout=120)
     code = 'cat(vignette(package = "minhubpy")$results[, "Item"])'
-    result = subprocess.run(["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(["Rscript", "-e", code], env=variables, capture_output=True, text=True, check=True)
     names = {source.stem for source in (R_PACKAGE / "vignettes").glob("*.Rmd")}
     assert set(result.stdout.split()) == (names if source == "built" else set())
 

@@ -34,7 +34,7 @@ def run_r_tests(
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
     if way == "worker":  # the other way round, with a Python that only the last resort of many names
         files = files[::-1]
-        named |= {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python()}
+        named = {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python(), **named}
     done = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
@@ -68,6 +68,12 @@ def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str,
     assert all(any(reason in message for reason in missing) for message in skipped), skipped
     needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
     assert file in needs or any(kind == "success" for kind, _, _ in results)
+
+
+def test_r_tests_are_skipped_without_python(library: Path, tmp_path: Path) -> None:
+    results = run_r_tests("worker", library, tmp_path, ALL, timeout=300, MINHUBPY_PYTHON="/nonexistent")
+    kinds = {(kind, test, message) for lines in results.values() for kind, test, message in lines if kind != "success"}
+    assert {kind for kind, _, _ in kinds} == {"skip"}, [line for line in kinds if line[0] != "skip"]
 
 
 # R torch is not in Debian, and its LibTorch is another than Python's: these are run by `make test-rtorch` alone.

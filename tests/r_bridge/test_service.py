@@ -9,7 +9,8 @@ import torch
 from bridge_calls import as_buffer, create_model, replace_weights, run
 
 import weights_map
-from r_bridge.convert import dumps, id_rows, loads, scalar
+from r_bridge.arguments import id_rows, scalar
+from r_bridge.convert import dumps, loads
 from r_bridge.methods import METHODS
 from r_bridge.objects import Cancelled
 from r_bridge.service import Service

@@ -20,7 +20,8 @@ import pytest
 from bridge_calls import EXAMPLE
 
 from r_bridge import convert, protocol
-from r_bridge.convert import dumps, loads, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import dumps, loads
 from r_bridge.service import Service
 
 

@@ -9,14 +9,12 @@ import httpx2
 import pytest
 import torch
 from pages import CHROMIUM, MARKDOWN, open_page, reciter
-from served_models import CONTEXT, RECOMMENDED, large, served, write_checkpoint
+from scripted import Script, scripted_model
+from served_models import CONTEXT, RECOMMENDED, large, served, serving, write_checkpoint
 
 from minhub_py import gpt2, lstm
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,23 @@ def main_model(folder: Path):
 @pytest.fixture(scope="module")
 def address(main_model: ServedModel, recurrent: Path):
     """A server with two models, in a thread."""
-    models = Models([main_model, served("other", recurrent)])
-    with BackgroundServer(Server(models, max_body=100_000, read_timeout=0.3), grace=0.2) as address:
+    with serving(main_model, served("other", recurrent), max_body=100_000, read_timeout=0.3) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[tuple[str, Script]]:
+    """The address of a server whose model writes the replies of a script."""
+    model, script = scripted_model("hermes")
+    with serving(model) as address:
+        yield address, script
+    model.engine.close()
+
+
+@pytest.fixture
+def script(hermes: tuple[str, Script]) -> Script:
+    hermes[1].replies = []
+    return hermes[1]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +83,7 @@ def http(address: str):
 
 @pytest.fixture(scope="module")
 def page_address(main_model, recurrent: Path) -> Iterator[str]:
-    models = Models([main_model, served("other", recurrent)])
-    with BackgroundServer(Server(models), grace=0.2) as address:
+    with serving(main_model, served("other", recurrent)) as address:
         yield address
 
 
@@ -115,7 +126,7 @@ def reciting(tmp_path_factory: pytest.TempPathFactory, bpe_folder: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def reciting_address(reciting) -> Iterator[str]:
-    with BackgroundServer(Server(Models([reciting])), grace=0.2) as address:
+    with serving(reciting) as address:
         yield address
 
 

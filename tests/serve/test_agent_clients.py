@@ -7,41 +7,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Script, scripted_model
+from scripted import Script
 from served_models import user
 from tool_templates import TOOLS
-
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
 TWO_CALLS = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Oslo', 'Rome')}"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
 
-@pytest.fixture(scope="module")
-def hermes() -> Iterator[tuple[str, Script]]:
-    served, script = scripted_model("hermes")
-    with BackgroundServer(Server(Models([served])), grace=0.2) as address:
-        yield address, script
-    served.engine.close()
-
-
 @pytest.fixture
 def base_url(hermes: tuple[str, Script]) -> str:
     return f"{hermes[0]}/v1"
-
-
-@pytest.fixture
-def script(hermes: tuple[str, Script]) -> Script:
-    hermes[1].replies = []
-    return hermes[1]
 
 
 def get_weather(city: str, days: int = 1) -> str:

@@ -9,6 +9,7 @@ import torch
 from served_models import RECOMMENDED, TEMPLATE, alone, in_chat, user
 
 from minhub_py import generate, score
+from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
@@ -126,7 +127,9 @@ def test_deltas_never_equal_the_previous_text() -> None:
         writer, sent, tokens = DeltaWriter(), [], []
         for number, text in enumerate(texts):
             end = "stop" if number == len(texts) - 1 else None
-            for part, part_tokens in writer.add(Delta(text, (Token(number, text, None, ()),), end)):
+            for part, part_tokens in writer.add(
+                Delta((ReplyEvent("content", text),), (Token(number, text, None, ()),), end)
+            ):
                 sent.append(part["content"])
                 tokens += part_tokens
         assert "".join(sent) == "".join(texts)

@@ -16,15 +16,12 @@ import pytest
 import torch
 from commands import failed
 from fast_python import python
-from served_models import in_chat, large, served, user, write_checkpoint
+from served_models import connected, in_chat, large, served, serving, user, write_checkpoint
 
 from minhub_py import Chat, gpt2, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.pretrained import from_pretrained
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 SYSTEM = {"role": "system", "content": "A long introduction of many words. " * 8}
 
@@ -70,10 +67,7 @@ def test_prefixes_survive_a_restart_of_the_command(folder: Path, tmp_path: Path)
 def test_engines_with_the_same_folder_send_the_replies_of_single_runs(folder: Path, tmp_path: Path) -> None:
     for number in range(3):  # the first alone, then two at the same time
         models = [served(f"model-{i}", folder, disk=DiskCache(tmp_path, 10**8)) for i in range(1 if number == 0 else 2)]
-        with (
-            BackgroundServer(Server(Models(models)), grace=5) as address,
-            httpx2.Client(base_url=address, timeout=60) as http,
-        ):
+        with connected(*models, grace=5) as http:
 
             def ask(name: str, question: int, http: httpx2.Client = http) -> tuple[str, int]:
                 messages = [SYSTEM, *user(f"Question {question}")]
@@ -97,7 +91,7 @@ def test_a_chat_continues_from_its_folder(folder: Path, tmp_path: Path) -> None:
     expected = chat().say("Hello")
     first = chat(cache_dir=tmp_path)
     assert (first.say("Hello").ids, first.last.kept) == (expected.ids, 0)
-    first._disk.flush()
+    first._generator.disk.flush()
     second = chat(cache_dir=tmp_path)
     reply = second.say("Hello")
     assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)
@@ -207,10 +201,7 @@ def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_
     model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=1024, eos_token_id=size - 1)
     folder = write_checkpoint(tmp_path / "model", bpe_folder, large(model))
     alone = served("alone", folder, batch_size=1, prefix_bytes=1, max_length=1024)
-    with (
-        BackgroundServer(Server(Models([alone])), grace=1) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(alone, grace=1) as http:
         expected = [answer(http, number, False) for number in range(32)]
     calls = [call for _, _, calls in expected[3::4] for call in calls]
     assert {name for name, _ in calls} == {"first", "second"}
@@ -219,7 +210,7 @@ def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_
     for _ in range(3):  # each a restart
         disk = DiskCache(tmp_path / "cache", 20_000_000)
         many = served("many", folder, queue_size=100, prefix_bytes=1_000_000, disk=disk, max_length=1024)
-        with BackgroundServer(Server(Models([many])), grace=5) as address, ThreadPoolExecutor(64) as pool:
+        with serving(many, grace=5) as address, ThreadPoolExecutor(64) as pool:
 
             def client(seed: int, address: str = address) -> int:
                 chance = random.Random(seed)

@@ -17,18 +17,15 @@ import ollama
 import pytest
 import torch
 from pydantic import BaseModel, Field
-from served_models import in_chat, user
+from served_models import in_chat, serving, user
 
 from minhub_py import embed
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 
 @pytest.fixture(scope="module")
 def address(main_model: ServedModel) -> Iterator[str]:
-    with BackgroundServer(Server(Models([main_model]), key="secret"), grace=0.2) as address:
+    with serving(main_model, key="secret") as address:
         yield address
 
 

@@ -18,20 +18,17 @@ import ollama
 import pytest
 import torch
 from encoders import WORDS, write_cross_encoder, write_sentence_encoder
-from served_models import WRONG
+from served_models import WRONG, connected, serving
 from served_models import served as served_decoder
 
 from minhub_py import embed, from_pretrained, rerank, tokenizer_from_pretrained
 from minhub_py.analysis.encoders import Input
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.cli.serving import engine_for
 from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.encoder_engine import EncoderEngine, EncoderRequest
 from minhub_py.serve.engine_thread import Failure
+from minhub_py.serve.loading import engine_for
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 from minhub_py.serve.validation import Fields
 
 MAX_LENGTH = 32
@@ -41,7 +38,7 @@ TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 def serve_encoder(name: str, folder: Path, quantize: str | None = None, timeout: float = 60) -> ServedModel:
     model, tokenizer = from_pretrained(folder, quantize=quantize), tokenizer_from_pretrained(folder)
-    engine = engine_for(model, tokenizer, name, rows=0, context=None, waiting=QUEUE)
+    engine = engine_for(model, tokenizer, name, max_requests=0, context=None, waiting=QUEUE)
     return ServedModel(name, model, tokenizer, chat_template_of(None, tokenizer), engine, timeout)
 
 
@@ -69,8 +66,7 @@ def decoder(folder: Path) -> Iterator[ServedModel]:
 @pytest.fixture(scope="module")
 def address(decoder: ServedModel, cross_encoder: ServedModel, encoder: ServedModel) -> Iterator[str]:
     """A server with a decoder, a cross-encoder and a text encoder."""
-    models = Models([decoder, cross_encoder, encoder])
-    with BackgroundServer(Server(models, max_body=400_000, read_timeout=5), grace=0.2) as address:
+    with serving(decoder, cross_encoder, encoder, max_body=400_000, read_timeout=5) as address:
         yield address
 
 
@@ -172,7 +168,7 @@ def test_decoders_embed_too(http, decoder: ServedModel) -> None:
 
 def test_quantized_encoders_embed_bitwise_as_alone(encoder: ServedModel, tmp_path: Path) -> None:
     model = serve_encoder("int8", write_sentence_encoder(tmp_path / "m"), quantize="int8")
-    with BackgroundServer(Server(Models([model])), grace=0.2) as address:
+    with serving(model) as address:
         answer = httpx2.post(f"{address}/v1/embeddings", json={"input": TEXTS}, timeout=60)
         assert vectors(answer) == [alone(model, text) for text in TEXTS]
         assert vectors(answer) != [alone(encoder, text) for text in TEXTS]
@@ -357,9 +353,8 @@ def test_an_encoder_has_the_common_routes(http, encoder: ServedModel) -> None:
 
 def test_an_api_key_protects_embeddings(encoder: ServedModel) -> None:
     model = replace(encoder, engine=EncoderEngine(encoder.model, MAX_LENGTH))
-    server = Server(Models([model]), key="secret")
     listed = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/api/embed", "/api/embeddings")
-    with BackgroundServer(server, grace=0) as address, httpx2.Client(base_url=address) as http:
+    with connected(model, key="secret", grace=0) as http:
         assert [http.post(path, json={"input": "a"}).status_code for path in listed] == [401] * 5
         headers = {"Authorization": "Bearer secret"}
         assert http.post("/v1/embeddings", json={"input": "a"}, headers=headers).status_code == 200
@@ -484,7 +479,7 @@ def test_a_full_queue_is_refused_with_429(encoder: ServedModel) -> None:
 
     engine = EncoderEngine(encoder.model, MAX_LENGTH, queue_size=1)
     model = replace(encoder, engine=engine)
-    with BackgroundServer(Server(Models([model])), grace=0.2) as address:
+    with serving(model) as address:
         engine.submit(EncoderRequest([Input([2, 3], [0, 0])], finish, lambda result: None))
         assert started.wait(30)
         answer = httpx2.post(f"{address}/v1/embeddings", json={"input": "a"})

@@ -6,14 +6,16 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
 from served_models import WRONG, user, wait
 from starlette.datastructures import Headers
 
 from minhub_py.serve.app import OLLAMA_POSTS, POSTS
 from minhub_py.serve.catalog import Models
-from minhub_py.serve.models import ServedModel, parse_variables
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import Server
+from minhub_py.serve.settings import parse_variables
 from minhub_py.serve.validation import Fields, RequestError
 
 FIELDS = {
@@ -120,67 +122,38 @@ def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
     assert http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"", 400, "not JSON"),
-        (b"{", 400, "not JSON"),
-        (b"\xff{}", 400, "not UTF-8"),
-        (b"[]", 400, "must be a JSON object"),
-        (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "NaN"),
-        (b"[" * 90_000, 400, "not JSON"),
-        (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
-        (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
-        (b'{"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 400, "messages must be a list"),
-        (b'{"messages": [{"role": "user", "content": "' + b"word " * 15_000 + b'"}]}', 400, "shorten"),
-        (b'{"messages": [{"role": "user", "content": "refuse me"}]}', 400, "no thanks"),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function"}]}',
-            400,
-            "needs a name",
-        ),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "model": "none"}', 404, "tiny, other"),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"tools": []}}',
-            400,
-            "must not contain tools",
-        ),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "frequency_penalty": 3}',
-            400,
-            "frequency_penalty must be",
-        ),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"a": 1}}', 400, "has the key 'a'"),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"999999": 1}}', 400, "token 999999, but"),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "min_p": 1.5}', 400, "min_p must be between 0"),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "repetition_penalty": 1e-300}',
-            400,
-            "repetition_penalty must be between 0.01 and 100 (1 has no effect), not 1e-300",
-        ),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -1}',
-            400,
-            "temperature must be 0 (greedy)",
-        ),
-        (b'{"messages": [{"role": "user", "content": "Hi"}], "top_p": 1.5}', 400, "top_p must be above 0 and at most"),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "' + b"x" * 1001 + b'"}',
-            400,
-            "a stop string can have at most 1,000 characters, not 1,001",
-        ),
-        (
-            b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["x"' + b', "x"' * 64 + b"]}",
-            400,
-            "stop must be a string or a list of at most 64 strings",
-        ),
-    ],
-)
+def check_error(response: httpx2.Response, status: int, message: str) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, message in error["message"]) == (status, True), error
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(("body", "status", "message"), [
+    (b"", 400, "not JSON"), (b"{", 400, "not JSON"), (b"\xff{}", 400, "not UTF-8"),
+    (b"[]", 400, "must be a JSON object"), (b"[" * 90_000, 400, "not JSON"),
+    (b'{"messages": [{"role": "user", "content": NaN}]}', 400, "NaN"),
+    (b'{"seed": 1' + b"0" * 5000 + b"}", 400, "not JSON"),
+    (b'{"messages": "' + b"x" * 100_000 + b'"}', 413, "more than 100,000 bytes"),
+    (b'{"chat_template_kwargs": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}", 400, "messages must be a list"),
+])  # fmt: skip
 def test_an_invalid_body_is_an_error_with_a_message(http, body: bytes, status: int, message: str) -> None:
-    response = http.post("/v1/chat/completions", content=body)
-    assert response.status_code == status
-    assert message in response.json()["error"]["message"]
-    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    check_error(http.post("/v1/chat/completions", content=body), status, message)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"messages": user("word " * 15_000)}, "shorten"), ({"messages": user("refuse me")}, "no thanks"),
+    ({"tools": [{"type": "function"}]}, "needs a name"), ({"model": "none"}, "tiny, other"),
+    ({"chat_template_kwargs": {"tools": []}}, "must not contain tools"),
+    ({"frequency_penalty": 3}, "frequency_penalty must be"), ({"logit_bias": {"a": 1}}, "has the key 'a'"),
+    ({"logit_bias": {"999999": 1}}, "token 999999, but"), ({"min_p": 1.5}, "min_p must be between 0"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty must be between 0.01 and 100 (1 has no effect), not 1e-300"),
+    ({"temperature": -1}, "temperature must be 0 (greedy)"), ({"top_p": 1.5}, "top_p must be above 0 and at most"),
+    ({"stop": "x" * 1001}, "a stop string can have at most 1,000 characters, not 1,001"),
+    ({"stop": ["x"] * 65}, "stop must be a string or a list of at most 64 strings"),
+])  # fmt: skip
+def test_an_invalid_field_is_an_error_with_a_message(http, fields: dict, message: str) -> None:
+    response = http.post("/v1/chat/completions", json={"messages": user("Hi"), **fields})
+    check_error(response, 404 if "model" in fields else 400, message)
 
 
 @pytest.fixture

@@ -9,17 +9,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import httpx2
 import pytest
 import torch
 from paths import ROOT
-from served_models import served, user
+from served_models import connected, served, user
 
 from minhub_py import score
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 TASK = ROOT / "examples" / "lm_eval"
 ITEMS = [json.loads(line) for line in (TASK / "agreement.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -88,10 +84,7 @@ def test_an_end_token_is_part_of_the_log_probabilities_of_an_echo(folder: Path) 
         weight[end] = weight.abs().sum(dim=1).max()
     payload = {"prompt": [ids], "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
     try:
-        with (
-            BackgroundServer(Server(Models([ending])), grace=0.2) as address,
-            httpx2.Client(base_url=address, timeout=60) as http,
-        ):
+        with connected(ending) as http:
             [choice] = http.post("/v1/completions", json=payload).json()["choices"]
             streamed = http.post("/v1/completions", json={**payload, "stream": True}).text
     finally:

@@ -11,12 +11,10 @@ import httpx2
 import pytest
 from hub_server import HubServer
 from pages import CHROMIUM, messages, open_page, say, show
-from served_models import WRONG, alone, served, wait
+from served_models import WRONG, alone, connected, served, serving, wait
 
-from minhub_py.cli.serving import sources_in_cache
 from minhub_py.serve.catalog import Models, Source
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
+from minhub_py.serve.loading import sources_in_cache
 from minhub_py.system.duration import parse_duration
 
 PROMPT = {"prompt": "Once upon", "max_tokens": 8, "seed": 3, "temperature": 1}
@@ -50,12 +48,9 @@ def models_folder(folder: Path) -> Folder:
 
 
 @contextmanager
-def serving(models_folder: Folder, allow_pull: bool = False, **limits):
+def on_demand(models_folder: Folder, allow_pull: bool = False, **limits):
     models = Models(cached=models_folder.sources, **limits)
-    with (
-        BackgroundServer(Server(models, allow_pull=allow_pull), grace=0.2) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(models, allow_pull=allow_pull) as http:
         http.models = models
         yield http
 
@@ -75,7 +70,7 @@ def states(http) -> dict[str, str]:
 
 
 def test_a_request_loads_its_model_and_replies_as_generate(models_folder: Folder, folder: Path) -> None:
-    with serving(models_folder) as http:
+    with on_demand(models_folder) as http:
         assert states(http) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
         text = complete(http, "b")
         assert loaded(http) == ["b"]
@@ -90,7 +85,7 @@ def test_a_request_loads_its_model_and_replies_as_generate(models_folder: Folder
 
 
 def test_simultaneous_requests_share_one_load(models_folder: Folder) -> None:
-    with serving(models_folder) as http, ThreadPoolExecutor(8) as pool:
+    with on_demand(models_folder) as http, ThreadPoolExecutor(8) as pool:
         models_folder.gate.clear()
         replies = [pool.submit(complete, http, "a") for _ in range(8)]
         wait(lambda: states(http)["a"] == "loading")
@@ -100,23 +95,39 @@ def test_simultaneous_requests_share_one_load(models_folder: Folder) -> None:
 
 
 def test_the_least_recently_used_model_is_unloaded_first(models_folder: Folder) -> None:
-    with serving(models_folder, max_models=2) as http:
+    with on_demand(models_folder, max_models=2) as http:
         for name in ("a", "b", "a", "c"):
             complete(http, name)
         assert sorted(loaded(http)) == ["a", "c"]
-    with serving(models_folder, max_memory=150_000) as http:  # more than one model's weights, less than two's
+        model = http.models.all[0]
+        one = http.models.entries[model.name].size
+        kv = model.model.new_cache(model.engine.batch_size, model.engine.max_length).size
+        assert one == sum(weight.nbytes for weight in model.model.parameters()) + kv
+    with on_demand(models_folder, max_memory=one * 3 // 2) as http:
         for name in ("a", "b"):
             complete(http, name)
             assert loaded(http) == [name]
-    with serving(models_folder, max_memory=900) as http:
+    with on_demand(models_folder, max_memory=900) as http:
         response = http.post("/v1/completions", json={"model": "a", **PROMPT})
         assert response.status_code == 503
         assert "--max-memory" in response.json()["error"]["message"]
 
 
+def test_an_alias_is_another_name(models_folder: Folder) -> None:
+    with on_demand(models_folder, aliases={"claude-*": "b"}) as http:
+        assert complete(http, "claude-sonnet-4-5") == complete(http, "b")
+        assert loaded(http) == ["b"]
+        properties = http.get("/props", params={"model": "claude-x"}).json()
+        [model] = http.models.all
+        assert (properties["model_alias"], properties["total_slots"]) == ("b", model.engine.batch_size)
+        assert properties["default_generation_settings"]["n_ctx"] == model.engine.max_length
+        slots = http.get("/v1/slots").json()
+        assert [slot["is_processing"] for slot in slots] == [False] * model.engine.batch_size
+
+
 def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:
     long = {"model": "a", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 1}
-    with serving(models_folder, max_models=1, timeout=0.1) as http:
+    with on_demand(models_folder, max_models=1, timeout=0.1) as http:
         with http.stream("POST", "/v1/completions", json=long) as response:
             lines = response.iter_lines()
             next(lines)
@@ -131,7 +142,7 @@ def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:
 
 
 def test_idle_models_are_unloaded_after_keep_alive(models_folder: Folder) -> None:
-    with serving(models_folder, keep_alive=None) as http:
+    with on_demand(models_folder, keep_alive=None) as http:
         http.post("/api/generate", json={"model": "a", **REQUEST}).raise_for_status()
         http.post("/api/generate", json={"model": "b", "keep_alive": "10ms", **REQUEST}).raise_for_status()
         wait(lambda: loaded(http) == ["a"])
@@ -143,7 +154,7 @@ def test_idle_models_are_unloaded_after_keep_alive(models_folder: Folder) -> Non
 
 
 def test_a_failed_load_is_an_error_and_is_tried_again(models_folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
-    with serving(models_folder) as http:
+    with on_demand(models_folder) as http:
         models_folder.error = ValueError("/secret/path is corrupt")
         response = http.post("/v1/completions", json={"model": "a", **PROMPT})
         assert response.status_code == 500
@@ -157,7 +168,7 @@ def test_a_failed_load_is_an_error_and_is_tried_again(models_folder: Folder, cap
 
 
 def test_load_and_unload_on_request(models_folder: Folder) -> None:
-    with serving(models_folder) as http:
+    with on_demand(models_folder) as http:
         assert http.post("/models/load", json={"model": "c"}).json() == {"success": True}
         assert loaded(http) == ["c"]
         assert http.post("/models/unload", json={"model": "c"}).json() == {"success": True}
@@ -173,7 +184,7 @@ def test_a_server_that_stops_during_a_load_ends(models_folder: Folder) -> None:
     models = Models(cached=models_folder.sources)
     models_folder.gate.clear()
     with ThreadPoolExecutor(1) as pool:
-        with BackgroundServer(Server(models), grace=0.0) as address:
+        with serving(models, grace=0.0) as address:
             reply = pool.submit(httpx2.post, f"{address}/v1/completions", json={"model": "a", **PROMPT}, timeout=30)
             wait(lambda: models_folder.loads)
         models_folder.gate.set()
@@ -188,10 +199,7 @@ def test_pull_downloads_with_progress_and_delete_removes(hub: HubServer, folder:
     hub.add("owner/tiny", files_of(folder))
     load = partial(served, folder=folder)
     models = Models(cached=lambda: sources_in_cache(load))
-    with (
-        BackgroundServer(Server(models, allow_pull=True), grace=0.2) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(models, allow_pull=True) as http:
         lines = [json.loads(line) for line in http.post("/api/pull", json={"model": "owner/tiny"}).text.splitlines()]
         assert lines[0] == {"status": "pulling manifest"}
         assert lines[-1] == {"status": "success"}
@@ -213,7 +221,7 @@ def test_pull_downloads_with_progress_and_delete_removes(hub: HubServer, folder:
 
 
 def test_a_server_without_allow_pull_changes_no_files(models_folder: Folder) -> None:
-    with serving(models_folder) as http:
+    with on_demand(models_folder) as http:
         assert http.post("/api/pull", json={"model": "owner/tiny"}).status_code == 403
         assert http.request("DELETE", "/api/delete", json={"model": "owner/tiny"}).status_code == 403
 
@@ -222,10 +230,7 @@ def test_an_interrupted_pull_is_continued(hub: HubServer, folder: Path) -> None:
     weights = 3_000_000 * b"x"
     hub.add("owner/large", {**files_of(folder), "model.safetensors": weights})
     hub.drip("body", where="model.safetensors")
-    with (
-        BackgroundServer(Server(Models(), allow_pull=True), grace=0.2) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(Models(), allow_pull=True) as http:
         with http.stream("POST", "/api/pull", json={"model": "owner/large"}) as response:
             for line in response.iter_lines():
                 if "model.safetensors" in line:
@@ -253,7 +258,7 @@ def test_the_page_loads_and_downloads_models(browser, hub: HubServer, folder: Pa
     hub.add("owner/tiny", files_of(folder))
     cached = partial(sources_in_cache, partial(served, folder=folder))
     models = Models(cached=lambda: models_folder.sources() | cached())
-    with BackgroundServer(Server(models, allow_pull=True), grace=0.2) as address:
+    with serving(models, allow_pull=True) as address:
         page = browser.new_context(viewport={"width": 900, "height": 700}).new_page()
         open_page(page, address)
         assert page.locator("#model option").first.inner_text() == "a (not loaded)"

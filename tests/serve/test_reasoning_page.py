@@ -1,27 +1,13 @@
 """The web page shows reasoning and calls of tools."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from pages import messages, say, show
-from scripted import Script, scripted_model
-
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
+from scripted import Script
 
 
-@pytest.fixture
-def scripted() -> Iterator[tuple[str, Script]]:
-    served, script = scripted_model("hermes")
-    with BackgroundServer(Server(Models([served])), grace=0.2) as address:
-        yield address, script
-    served.engine.close()
-
-
-def test_reasoning_is_collapsed_and_restored_by_a_reload(browser: Any, scripted: tuple[str, Script]) -> None:
-    address, script = scripted
+def test_reasoning_is_collapsed_and_restored_by_a_reload(browser: Any, hermes: tuple[str, Script]) -> None:
+    address, script = hermes
     context = browser.new_context(viewport={"width": 900, "height": 700})
     page = context.new_page()
     problems: list[str] = []

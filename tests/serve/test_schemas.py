@@ -3,19 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import pytest
 import torch
-from served_models import CONTEXT, FORMAT, PERSON, BrokenError, in_chat, is_person, user, wait
+from served_models import CONTEXT, FORMAT, PERSON, BrokenError, connected, in_chat, is_person, user, wait
 
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.pretrained import from_pretrained
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 
 def test_a_schema_constrains_the_reply_in_all_apis(client, http, main_model: ServedModel) -> None:
@@ -105,10 +101,7 @@ def test_a_request_continues_within_its_schema_after_a_recovery(folder: Path) ->
     tokenizer = read_tokenizer(folder)
     engine = Engine(model, tokenizer, batch_size=4, max_length=CONTEXT)
     fragile = ServedModel("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
-    with (
-        BackgroundServer(Server(Models([fragile])), grace=0.1) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(fragile) as http:
         body = {"prompt": "Who?", "max_tokens": 200, "seed": 1, "response_format": FORMAT}
         expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         with ThreadPoolExecutor(2) as pool:

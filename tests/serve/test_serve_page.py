@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from chat_models import chat_tokenizer, write_dialogpt
 from pages import CHROMIUM, MARKDOWN, messages, open_page, say, show
-from served_models import alone, served, wait
+from served_models import alone, served, serving, wait
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.serve.app import PAGE_POLICY
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
 
@@ -295,19 +292,23 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
-    names = ("temperature", "top_p", "repetition_penalty")
+    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
+               "frequency_penalty": 0}  # fmt: skip
+    names = tuple(neutral)
     defaults = default_sampling(main_model.model)
     for name in names:
-        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults[name] or 1)
-    assert [page.locator(f"#{name}").input_value() for name in names] == ["", "", ""]
+        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults.get(name) or neutral[name])
+    assert [page.locator(f"#{name}").input_value() for name in names] == [""] * len(names)
     say(page, "Hello")
     messages(page)
     assert not set(names) & set(bodies[0])
     page.locator("#more").click()
-    page.locator("#temperature").fill("0.4")
+    changed = {"temperature": 0.4, "top_k": 20, "min_p": 0.05, "presence_penalty": -0.5, "frequency_penalty": 0.5}
+    for name, value in changed.items():
+        page.locator(f"#{name}").fill(str(value))
     say(page, "Hello")
     messages(page)
-    assert (bodies[1]["temperature"], "top_p" in bodies[1]) == (0.4, False)
+    assert {name: bodies[1][name] for name in names if name in bodies[1]} == changed
     page.reload()
     page.locator("#more").click()
     assert page.locator("#temperature").input_value() == "0.4"
@@ -318,7 +319,7 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
         "localStorage.setItem('minhub.settings', JSON.stringify({temperature: 0.8, top_p: 1, max_tokens: 9}))"
     )
     page.reload()
-    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == ["", "", "", "9"]
+    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == [""] * len(names) + ["9"]
 
 
 def test_the_policy_allows_only_files_of_the_page(page, page_address: str) -> None:
@@ -401,8 +402,7 @@ def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: 
 
 
 def test_the_page_requests_the_api_key(browser, main_model) -> None:
-    server = Server(Models([main_model]), key="secret")
-    with BackgroundServer(server, grace=0.2) as address:
+    with serving(main_model, key="secret") as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#error")
@@ -418,7 +418,7 @@ def test_dialogpt_generates_the_same_replies_on_the_page(browser, tmp_path: Path
     """As in its tutorial: the end-of-text token separates turns, temperature 0.8."""
     bot = write_dialogpt(tmp_path / "bot", chat_tokenizer())
     dialogpt = served("bot", bot, max_length=128)
-    with BackgroundServer(Server(Models([dialogpt])), grace=0.2) as address:
+    with serving(dialogpt) as address:
         page = browser.new_context().new_page()
         page.goto(address)
         page.wait_for_selector("#model option", state="attached")

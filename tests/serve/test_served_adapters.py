@@ -6,13 +6,11 @@ import click
 import httpx2
 import pytest
 from adapters import random_adapter
-from served_models import alone
+from served_models import alone, serving
 
 from minhub_py import from_pretrained
-from minhub_py.cli.serving import load_served, parse_adapters, served_models
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
+from minhub_py.cli.serving import load_served, parse_adapters
+from minhub_py.serve.loading import served_models
 
 
 def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
@@ -20,11 +18,13 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
     for seed, name in enumerate("ab"):
         random_adapter(model, tmp_path / name, seed)
     adapters = parse_adapters([f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}"], [str(folder)])
-    loaded = load_served(str(folder), "main", "cpu", "auto", None, adapters)
-    served = list(served_models("tiny", *loaded, 60.0, rows=4, context=None))
+    loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
+    model, *loaded = load_served(str(folder), loading, adapters)
+    networks = {"tiny": model, **{name: model.adapter(name) for name in model.adapters}}
+    served = list(served_models(networks, *loaded, 60.0, max_requests=4, context=None))
     assert [entry.name for entry in served] == ["tiny", "a", "b"]
     try:
-        with BackgroundServer(Server(Models(served)), grace=0.2) as address:
+        with serving(*served) as address:
             listed = httpx2.get(f"{address}/v1/models").json()["data"]
             assert [(entry["id"], entry.get("parent")) for entry in listed] == [
                 ("tiny", None), ("a", "tiny"), ("b", "tiny"),

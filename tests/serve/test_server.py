@@ -14,7 +14,7 @@ import httpx2
 import pytest
 import torch
 from commands import failed
-from served_models import CONTEXT, LONG, BrokenError, alone, post, raw, served, user, wait
+from served_models import CONTEXT, LONG, BrokenError, alone, connected, post, raw, served, user, wait
 
 from minhub_py import generate, score
 from minhub_py.chat.templates import chat_template_of
@@ -97,10 +97,7 @@ def test_a_model_that_raises_fails_only_the_request_that_causes_it(folder: Path)
     fragile = ServedModel("fragile", model, tokenizer, chat_template_of(folder, tokenizer), engine, 60)
     ids = {name: tokenizer.encode(name).ids for name in ("one day", "a second text", "the third")}
     expected = {name: generate(model, [text], 60, temperature=0, eos_id=None)[0] for name, text in ids.items()}
-    with (
-        BackgroundServer(Server(Models([fragile])), grace=0.1) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(fragile) as http:
 
         def ask(prompt: list[int]):
             return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 60, "temperature": 0,
@@ -125,10 +122,7 @@ def test_changed_weights_are_used_without_the_cached_prefixes(folder: Path) -> N
     """R's load_state_dict() replaces the weights of a served model, and PyTorch changes weights in place."""
     one = served("one", folder)
     ids = list(range(5, 45))
-    with (
-        BackgroundServer(Server(Models([one])), grace=0.1) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(one) as http:
 
         def text() -> str:
             body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
@@ -153,10 +147,7 @@ def test_a_full_queue_is_status_429_and_a_timeout_503(folder: Path) -> None:
     busy = served("busy", folder, batch_size=1, queue_size=1)
     step = busy.engine._step
     busy.engine._step = lambda batch: time.sleep(0.01) or step(batch)
-    with (
-        BackgroundServer(Server(Models([busy])), grace=0.1) as address,
-        httpx2.Client(base_url=address, timeout=60) as http,
-    ):
+    with connected(busy) as http:
         with ThreadPoolExecutor(8) as pool:
             replies = list(pool.map(lambda _: http.post("/v1/completions", content=LONG), range(8)))
         statuses = sorted(reply.status_code for reply in replies)

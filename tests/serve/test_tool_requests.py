@@ -6,34 +6,16 @@ from typing import Any
 
 import httpx2
 import pytest
-from scripted import Script, scripted_model
+from scripted import Script
 from served_models import user
 from tool_templates import SCHEMA, TOOLS
-
-from minhub_py.serve.catalog import Models
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[str, Script]]:
-    served, script = scripted_model("hermes")
-    with BackgroundServer(Server(Models([served])), grace=0.2) as address:
-        yield address, script
-    served.engine.close()
-
-
-@pytest.fixture
-def script(scripted: tuple[str, Script]) -> Script:
-    scripted[1].replies = []
-    return scripted[1]
-
-
-@pytest.fixture(scope="module")
-def http(scripted: tuple[str, Script]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=scripted[0], timeout=60) as http:
+def http(hermes: tuple[str, Script]) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=hermes[0], timeout=60) as http:
         yield http
 
 

@@ -9,14 +9,11 @@ import httpx2
 import ollama
 import pytest
 from scripted import Script, scripted_model
-from served_models import user
+from served_models import serving, user
 from tool_templates import SCHEMA, TOOLS
 
 from minhub_py.chat.tool_grammar import MAX_CALLS
-from minhub_py.serve.catalog import Models
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.run import BackgroundServer
-from minhub_py.serve.server import Server
 
 NAMES = ("hermes", "named", "tags", "channels", "without tools")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
@@ -33,7 +30,7 @@ def scripted() -> Iterator[dict[str, tuple[ServedModel, Script]]]:
 
 @pytest.fixture(scope="module")
 def address(scripted: Any) -> Iterator[str]:
-    with BackgroundServer(Server(Models([served for served, _ in scripted.values()])), grace=0.2) as address:
+    with serving(*(served for served, _ in scripted.values())) as address:
         yield address
 
 
@@ -167,6 +164,8 @@ def test_a_call_that_is_cut_is_not_valid(client: Any, script: Script, scripted: 
         chunks = list(client.chat.completions.create(**ask, max_tokens=max_tokens, stream=True))
         assert chunks[-1].choices[0].finish_reason == "length"
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "I look."
+        deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        assert [json.loads(delta.function.arguments) for delta in deltas if not delta.id] == [ARGUMENTS] * len(calls)
         with contextlib.closing(ollama.Client(host=address)) as chat:
             options = {"num_predict": max_tokens}
             parts = list(chat.chat("hermes", user("?"), tools=TOOLS, stream=True, options=options))
@@ -213,6 +212,9 @@ def test_responses_have_items(client: Any, script: Script) -> None:
         script.replies.append(f"{reply}\n{CALL}")
         cut = client.responses.create(**ask, max_output_tokens=max_output_tokens)
         assert (cut.status, [item.type for item in cut.output]) == ("incomplete", kinds)
+        script.replies.append(f"{reply}\n{CALL}")
+        *_, last = client.responses.create(**ask, max_output_tokens=max_output_tokens, stream=True)
+        assert (last.type, [item.type for item in last.response.output]) == ("response.incomplete", kinds)
     assert cut.output[-1].status == "completed"
     script.replies.append("Sunny.")
     history = [{"role": "user", "content": "?"}, *items, result]

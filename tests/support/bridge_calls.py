@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from r_bridge.convert import dumps, loads, scalar
+from r_bridge.arguments import scalar
+from r_bridge.convert import dumps, loads
 from r_bridge.service import Service
 
 

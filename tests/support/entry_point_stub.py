@@ -42,6 +42,7 @@ def {name}_from_pretrained(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     parallel: str | None = None,
+    adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> {model}: ...

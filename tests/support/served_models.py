@@ -3,16 +3,23 @@
 import json
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import torch
 
 from minhub_py import generate, save_pretrained
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
 from minhub_py.pretrained import from_pretrained
+from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel
+from minhub_py.serve.run import BackgroundServer
+from minhub_py.serve.server import Server
 
 CONTEXT, BATCH_SIZE, QUEUE_SIZE = 256, 4, 40
 # Values of wrong types for the fields of requests.
@@ -58,6 +65,21 @@ def alone(served: ServedModel, ids: list[int], count: int, seed: int, **settings
 def in_chat(served: ServedModel, messages: list[dict[str, str]], count: int, seed: int, **settings) -> str:
     """The reply that `generate` returns for a conversation, with the model's default sampling settings."""
     return alone(served, served.template.encode(messages), count, seed, **{**served.sampling, **settings})
+
+
+@contextmanager
+def serving(*models: Any, grace: float = 0.2, **settings: Any) -> Iterator[str]:
+    """The address of a server with loaded models, or with a catalog."""
+    catalog = models[0] if models and isinstance(models[0], Models) else Models(models)
+    with BackgroundServer(Server(catalog, **settings), grace=grace) as address:
+        yield address
+
+
+@contextmanager
+def connected(*models: Any, **settings: Any) -> Iterator[httpx2.Client]:
+    """A client of a server with these models."""
+    with serving(*models, **settings) as address, httpx2.Client(base_url=address, timeout=60) as http:
+        yield http
 
 
 def user(text: str) -> list[dict[str, str]]:

@@ -33,7 +33,8 @@ def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, s
     assert notes.trainer.trained
     assert all("factors." in name for name in notes.trainer.trained)
     for name, tensor in base.state_dict().items():
-        assert torch.equal(dict(notes.trainer.model.base.state_dict())[name], tensor), name
+        frozen = dict(notes.trainer.model.base.state_dict())[name]  # in bfloat16 if the processor has it
+        assert torch.equal(frozen, tensor.to(frozen.dtype)), name
     checkpoint = run.files.newest()
     assert checkpoint is not None
     names = {path.name for path in checkpoint.iterdir()}

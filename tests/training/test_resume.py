@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -204,12 +205,18 @@ class InterruptsEvaluation(Notes):
             os.kill(os.getpid(), signal.SIGTERM)
         assert (step, task, number) != (4, "evaluation", 4)
 
+    def stopping(self, pending: str) -> None:
+        self.pending = pending
+
 
 def test_sigterm_stops_within_an_evaluation(tmp_path: Path, text: Path) -> None:
+    """The listener receives the pending batch at once."""
     uninterrupted, folder = tmp_path / "uninterrupted" / "run", tmp_path / "stopped" / "run"
     train(text, uninterrupted, **TINY)
+    listener = InterruptsEvaluation()
     with pytest.raises(SystemExit):
-        train(text, folder, listener=InterruptsEvaluation(), **TINY)
+        train(text, folder, listener=listener, **TINY)
+    assert re.fullmatch(r"batch 2 of \d+ of the evaluation", listener.pending)
     newest = Run(folder).files.newest()
     assert newest is not None
     assert newest.name == "step-00000004"

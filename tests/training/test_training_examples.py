@@ -26,7 +26,7 @@ from minhub_py.models.base import Classifier
 from minhub_py.training import Listener
 
 START = BUILT_IN["gpt2"]
-QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False}
+QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
 PAIRS = [("red", "blue"), ("one", "two"), ("up", "down"), ("yes", "no")]
 
 
@@ -59,15 +59,15 @@ def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path) -> None
 
 
 def test_a_large_model_has_small_parts() -> None:
-    """SmolLM2-135M's activations take about 5 MB per token, of at most 1 GiB or a quarter of the free memory."""
+    """SmolLM2-135M's activations take about 1.8 MB per token; the logits of all tokens, 0.8 MB."""
     from minhub_py.models.llama import Llama, LlamaConfig
     from minhub_py.training.memory import parts_of, tokens_in_memory
 
     config = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
                          num_attention_heads=9, num_key_value_heads=3)  # fmt: skip
-    assert tokens_in_memory(config, Llama, 2**34) == 128
-    assert tokens_in_memory(config, Llama, 2**30) == 32
-    assert tokens_in_memory(config, Llama, 2**34, sliced=False) == 128
+    assert tokens_in_memory(config, Llama, 2**30) == 512
+    assert tokens_in_memory(config, Llama, 2**28) == 128
+    assert tokens_in_memory(config, Llama, 2**30, sliced=False) == 256
     assert [parts_of(16, 55, tokens) for tokens in (2048, 128, 32)] == [1, 8, 16]
 
 
@@ -271,3 +271,27 @@ def test_the_head_in_slices_has_the_same_gradients(frozen: bool) -> None:
     assert torch.allclose(sliced, whole, atol=1e-5)
     [actual], [expected] = (torch.autograd.grad((values * weights).sum(), hidden) for values in (sliced, whole))
     assert torch.allclose(actual, expected, atol=1e-6)
+
+
+def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) -> None:
+    """It is 0 at the start. Answers that the other rows would change remain."""
+    rows = [{"prompt": f"{a}:", "completion": b, "keep": False} for a, b in PAIRS * 6]
+    kept = [{"prompt": line, "completion": "And thou, my lord.", "keep": "true"} for line in ("O, ", "Why, ", "Nay, ")]
+    options = QUICK | {"lora": 8, "learning_rate": 0.01, "epochs": 20, "batch": 8, "dropout": 0.0}
+    [prompt] = [read_tokenizer(local.BUILTIN / "shakespeare-gpt2").encode("Well, ").ids]
+    base = score(from_pretrained(START), [prompt])[0]
+
+    def change(name: str, examples: list[dict[str, Any]]) -> float:
+        """The mean change of log-probabilities in a text that is in no row."""
+        run = train(write(tmp_path / f"{name}.jsonl", examples), tmp_path / name, **options)
+        assert run.best_loss < 0.3
+        return float((score(run.model, [prompt])[0] - base).abs().mean())
+
+    only = train(write(tmp_path / "only.jsonl", kept), tmp_path / "only", **(options | {"epochs": 2}))
+    assert only.losses[0]["held_out_loss"] == pytest.approx(0, abs=1e-6)
+    assert change("with", [*rows, *kept * 4]) < 0.5 * change("without", rows)
+    with pytest.raises(ValueError, match="keep needs lora=16"):
+        train(tmp_path / "with.jsonl", tmp_path / "full", **(options | {"lora": {}}))
+    write(tmp_path / "bad.jsonl", [{"prompt": "a", "completion": "b", "keep": "maybe"}])
+    with pytest.raises(ValueError, match="row 1: keep must be true or false, not maybe"):
+        train(tmp_path / "bad.jsonl", tmp_path / "bad", **options)

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 import weights_map
-from minhub_py.checkpoints.storage import Checkpoint, write_checkpoint
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.convert import convert
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import from_pretrained, save_pretrained

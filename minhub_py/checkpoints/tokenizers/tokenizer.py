@@ -19,22 +19,21 @@ each other give other token IDs there.
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for byte-level BPE.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
-from minhub_py.checkpoints.storage import read_json, read_object
+from minhub_py.checkpoints.storage import read_json, read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     FAMILIES,
     family_of,
@@ -54,6 +53,7 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     read_sentencepiece,
     sentencepiece_tokenizer,
 )
+from minhub_py.checkpoints.tokenizers.special_tokens import Convention, add_tokens, content, is_text, surround
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
@@ -67,17 +67,6 @@ SAVED_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_te
 # The source of each tokenizer: the class has no attributes and cannot be subclassed.
 FILES: WeakKeyDictionary[Tokenizer, Path] = WeakKeyDictionary()
 TOKENS = "tokenizer.ggml.tokens"  # a GGUF file without this key has no tokenizer
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Convention:
-    """Default tokens around a text, by the model's reference implementation."""
-
-    bos: str | None = None
-    eos: str | None = None
-    add_bos: bool = False
-    add_eos: bool = False
 
 
 def tokenizer_from_pretrained(
@@ -126,11 +115,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
     else:
-        settings: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (folder / name).exists():
-                settings |= read_object(folder / name)
-        config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
+        settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+        config = read_settings(folder, "config.json")
         family = family_of(path, settings.get("tokenizer_class"), config.get("model_type"))
         if family is not None:
             tokenizer = read_encoder(path, family, settings)
@@ -243,11 +229,6 @@ def sentinels(model: SentencePiece, settings: Mapping[str, Any]) -> list[str]:
     if type(count) is not int or not 0 <= count <= 10_000:
         raise ValueError(f"extra_ids cannot be {count!r}")
     return [f"<extra_id_{i}>" for i in reversed(range(count))]
-
-
-def is_text(token: str) -> bool:
-    """Whether a token can be encoded as UTF-8. JSON may contain lone surrogates."""
-    return SURROGATE.search(token) is None
 
 
 def parse(path: Path) -> Tokenizer:
@@ -399,69 +380,6 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default GPT-2's).
-
-    ValueError: an added token's ID is not the next one.
-    """
-    special_values = [value for key, value in settings.items() if key.endswith("_token")]
-    # Spaces before these tokens belong to them: RoBERTa's <mask>.
-    with_space = {content(value) for value in special_values if isinstance(value, dict) and value.get("lstrip") is True}
-    extra = settings.get("additional_special_tokens")
-    special_values += extra if isinstance(extra, list) else []
-    added = read_object(folder / "added_tokens.json") if (folder / "added_tokens.json").exists() else {}
-    decoder = settings.get("added_tokens_decoder")
-    for id, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(entry, dict) and (name := content(entry)):
-            added[name] = int(id) if id.isdecimal() else id
-            special_values += [entry] if entry.get("special") else []
-    if not all(type(id) is int and is_text(name) for name, id in added.items()):
-        raise ValueError(f"the added tokens of {folder} should map tokens to IDs: download its files again")
-    special = {name for value in special_values if (name := content(value))} or {"<|endoftext|>", "<unk>"}
-    special_ids = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
-    in_order = sorted((special_ids | added).items(), key=lambda item: item[1])
-    # In one call: each call rebuilds the library's search structure.
-    tokenizer.add_tokens(
-        [AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space) for name, _ in in_order]
-    )
-    for name, expected in in_order:
-        if tokenizer.token_to_id(name) != expected:
-            raise ValueError(
-                f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the next ID"
-            )
-
-
-def content(token: Any) -> str | None:
-    """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if invalid."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) and is_text(text) else None
-
-
-def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Convention) -> None:
-    """Add bos and eos around each text, by the settings or the convention.
-
-    ValueError: a token is not in the vocabulary.
-    """
-    tokens = {
-        "bos": (content(settings.get("bos_token")) or convention.bos, convention.add_bos),
-        "eos": (content(settings.get("eos_token")) or convention.eos, convention.add_eos),
-    }
-    around: dict[str, str] = {}
-    for name, (token, default) in tokens.items():
-        enabled = settings.get(f"add_{name}_token")
-        if default if enabled is None else enabled:
-            if token is None or tokenizer.token_to_id(token) is None:
-                raise ValueError(f"add_{name}_token is set, but {token!r} is not in the vocabulary")
-            around[name] = token
-    if around:
-        single, second = ([around.get("bos"), text, around.get("eos")] for text in ("$A", "$B"))
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=list(filter(None, single)),
-            pair=list(filter(None, single + second)),
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(around.values())],
-        )
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:

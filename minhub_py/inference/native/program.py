@@ -322,6 +322,8 @@ class Program(Weights):
 
     def experts(self, step: Experts) -> list[Operation]:
         routing = step.routing
+        if step.router_norm is not None or step.factors is not None:
+            raise UnsupportedError("a router with its own norm")
         if routing.top * MAX_TOKENS > MAX_CHOICES:
             raise UnsupportedError(f"{routing.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)

@@ -6,8 +6,8 @@
 #'
 #' The score of a label is the log-probability of its complete token sequence;
 #' the probabilities are a softmax of the scores over the labels. `length` divides
-#' the score by the number of tokens or of characters. If the tokens of one label
-#' begin those of another, the end token is added to every label.
+#' the score by the number of tokens or of characters. If one label's tokens are the
+#' beginning of another label, the end token is added to every label.
 #'
 #' `calibrate = "contextual"` divides the probabilities by their mean for the texts
 #' `"N/A"`, `""` and `"[MASK]"` (Zhao et al. 2021). `"pmi"` subtracts the
@@ -83,7 +83,7 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
     return(with_labels(input, result))
   }
   content <- if (!is.null(codebook)) readLines(codebook, warn = FALSE)
-  label_texts("annotate", model, input, texts, settings, resume, content = content)
+  with_labels(input, ask_labels("annotate", model, texts, settings, resume, record = list(content = content)))
 }
 
 #' Measure the agreement of raters
@@ -96,7 +96,8 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
 #' pi for two raters. Macro F1 leaves out categories that no rater uses.
 #'
 #' @param ... Vectors with the labels of each rater, one value per unit, or a data
-#'   frame with one column per rater. `NA` is a missing label.
+#'   frame with one column per rater. Names are the names of the raters. `NA` is a
+#'   missing label.
 #' @param level The level of measurement: `"nominal"`, `"ordinal"`, `"interval"`
 #'   or `"ratio"`.
 #' @param bootstrap The number of bootstrap samples; 0 for no intervals.
@@ -126,6 +127,7 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
   factors <- vapply(raters, is.factor, NA)
   if (any(factors)) categories <- unique(unlist(lapply(raters, function(x) if (is.factor(x)) levels(x) else sort(unique(as.character(x))))))
   numeric <- !any(factors) && all(vapply(raters, function(x) is.numeric(x) || is.logical(x), NA))
+  names <- names(raters)
   raters <- lapply(raters, function(x) if (numeric) as.double(x) else as.character(x))
   result <- ask(
     "label_agreement",
@@ -133,7 +135,7 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
     bootstrap = whole_number(bootstrap), confidence = number(confidence, min = 0, max = 1), seed = whole_number(seed)
   )
   confusion <- result$confusion
-  if (!is.null(confusion)) dimnames(confusion) <- list(first = result$categories, second = result$categories)
+  if (!is.null(confusion)) dimnames(confusion) <- stats::setNames(list(result$categories, result$categories), rater_names(names))
   f1 <- result$f1
   if (!is.null(f1)) names(f1) <- result$categories
   structure(
@@ -142,12 +144,18 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
   )
 }
 
+rater_names <- function(names) {
+  default <- c("first rater", "second rater")
+  if (is.null(names)) default else ifelse(nzchar(names), names, default)
+}
+
 #' @rdname label_agreement
 #' @export
-print.minhub_agreement <- function(x, ...) {
-  cat("Agreement of ", x$raters, " raters, ", x$units, " units\n", sep = "")
-  print(x$statistics, digits = 3, row.names = FALSE)
-  invisible(x)
+print.minhub_agreement <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_agreement <- function(x, ...) {
+  c(paste0("Agreement of ", x$raters, " raters, ", x$units, " units"), format_rows(x$statistics))
 }
 
 #' @rdname label_agreement
@@ -165,17 +173,14 @@ plot.minhub_agreement <- function(x, main = "Confusion matrix", col = "#0072B2",
 
 draw_confusion <- function(counts, col) {
   n <- nrow(counts)
+  share <- as.vector(counts / pmax(rowSums(counts), 1))
+  shade <- shades(col)
+  cells <- data.frame(
+    column = as.vector(base::col(counts)), row = n + 1L - as.vector(row(counts)), color = shade[1L + round(100 * share)]
+  )
   labels <- shorten(rownames(counts), 16L)
-  set_margins(left = text_width(labels, 1) + lines_high(2), bottom = lines_high(4.2), right = 0.2)
-  graphics::plot.window(c(0.5, n + 0.5), c(n + 0.5, 0.5), xaxs = "i", yaxs = "i")
-  share <- counts / pmax(rowSums(counts), 1)
-  shade <- grDevices::colorRampPalette(c("white", col))(101L)
-  row <- as.vector(row(counts))
-  column <- as.vector(base::col(counts))
-  graphics::rect(column - 0.5, row - 0.5, column + 0.5, row + 0.5, col = shade[1L + round(100 * as.vector(share))], border = "grey85")
-  graphics::text(column, row, as.vector(counts), col = ifelse(as.vector(share) > 0.5, "white", "black"))
-  token_text(0.5 - graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5))
-  token_text(seq_len(n), n + 0.5 + graphics::yinch(0.06), labels, adj = c(0.5, 1))
-  graphics::mtext("second rater", side = 1L, line = 1.8)
-  graphics::mtext("first rater", side = 2L, line = graphics::par("mar")[[2L]] - 1.2)
+  raters <- names(dimnames(counts))
+  draw_cells(cells, rev(labels), labels, xlab = raters[[2L]], ylab = raters[[1L]], family = "")
+  graphics::text(cells$column - 0.5, cells$row - 0.5, as.vector(counts), col = ifelse(share > 0.5, "white", "grey15"))
+  legend_of_colors(shade, c("0", "1 of the row"))
 }

@@ -124,9 +124,9 @@ take_released <- function() {
   released
 }
 
-# Replaces a model or tokenizer by its number in Python. Reloads objects of an earlier worker or from an RDS file.
+# Replaces a model, tokenizer or lens by its number in Python. Reloads objects of an earlier worker or from an RDS file.
 reference <- function(x) {
-  if (!inherits(x, c("minhub_model", "minhub_tokenizer"))) return(x)
+  if (!inherits(x, c("minhub_model", "minhub_tokenizer", "minhub_tuned_lens"))) return(x)
   self <- attr(x, "self")
   if (!identical(self$handle$epoch, session$link$epoch)) {
     if (isTRUE(self$changed)) {
@@ -161,8 +161,8 @@ create <- function(self) {
 
 reload <- function(self) {
   result <- create(self)
-  if (!is.list(result)) return(invisible())
   mode <- self$about$training
+  if (is.null(mode)) return(invisible()) # not a model
   store_description(self, result)
   model <- as_model(self)
   if (!is.null(self$moved)) move_model(model, self$moved$device, self$moved$dtype)

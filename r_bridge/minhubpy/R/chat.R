@@ -118,94 +118,11 @@ chat_settings <- function(x, defaults) {
   }
   if (!is.function(x$stream)) flag(x$stream, "stream")
   if (!is.null(x$seed)) seeds(x$seed, 1L, 1)
-  c(list(
-    max_new_tokens = whole_number(x$max_new_tokens, "max_new_tokens", min = 1),
-    temperature = as.double(number(x$temperature, "temperature", min = 0, max = 1e6)),
-    top_k = optional(x$top_k, whole_number, what = "top_k", min = 1),
-    top_p = optional(x$top_p, function(p) as.double(number(p, "top_p", above = 0, max = 1))),
-    repetition_penalty = as.double(number(x$repetition_penalty, "repetition_penalty", above = 0, max = 1e6)),
-    min_p = check_min_p(x$min_p), presence_penalty = check_penalty(x$presence_penalty, "presence_penalty"),
-    frequency_penalty = check_penalty(x$frequency_penalty, "frequency_penalty"),
-    logit_bias = if (is.list(x$logit_bias)) x$logit_bias else check_bias(x$logit_bias),
-    stop = stop_strings(x$stop),
-    schema = check_schema(x$schema),
-    top = whole_number(x$top, "top", max = 100),
-    tool_choice = string(x$tool_choice, "tool_choice"),
-    seed = x$seed, stream = x$stream
+  c(sampling_settings(x), list(
+    max_new_tokens = whole_number(x$max_new_tokens, "max_new_tokens", min = 1), stop = stop_strings(x$stop),
+    schema = check_schema(x$schema), top = whole_number(x$top, "top", max = 100),
+    tool_choice = string(x$tool_choice, "tool_choice"), seed = x$seed, stream = x$stream
   ))
-}
-
-#' Describe a function that a model can call
-#'
-#' @param fun A function. Arguments without a default are required.
-#' @param description What the function does, for the model.
-#' @param arguments A named list with a JSON type such as `"string"`,
-#'   `"integer"`, `"number"` or `"boolean"`, or with a JSON Schema for each
-#'   argument. Arguments that are not in the list are strings.
-#' @returns An object of class `minhub_tool` for the argument `tools` of
-#'   [minhub_chat()].
-#' @details
-#' Errors of the function are sent to the model, so that it can correct the call.
-#' A result that is not text is sent as R prints it.
-#' @family functions that generate text
-#' @examples
-#' minhub_tool(
-#'   function(city, days = 1) paste(city, "is sunny"),
-#'   "The weather forecast of a city",
-#'   list(city = "string", days = "integer")
-#' )
-#' @export
-minhub_tool <- function(fun, description = "", arguments = list()) {
-  if (!is.function(fun)) fail("fun must be a function, not ", describe(fun))
-  needed <- names(formals(args(fun)))
-  if ("..." %in% needed) fail("fun has the argument `...`: use arguments with names only")
-  if (!is_plain_list(arguments) || !all(names(arguments) %in% needed) || is.null(names(arguments)) != !length(arguments)) {
-    fail("arguments must be a list with the names of the arguments of fun: ", toString(needed))
-  }
-  types <- lapply(stats::setNames(needed, needed), function(name) {
-    type <- arguments[[name]] %||% "string"
-    if (is_plain_list(type)) type else list(type = string(type, "arguments"))
-  })
-  required <- vapply(formals(args(fun)), function(default) is.symbol(default) && !nzchar(as.character(default)), NA)
-  structure(
-    list(fun = fun, description = string(description), types = types, required = needed[required]),
-    class = "minhub_tool"
-  )
-}
-
-#' @export
-format.minhub_tool <- function(x, ...) paste0("<minhub_tool function(", toString(names(x$types)), "): ", x$description, ">")
-
-#' @export
-print.minhub_tool <- function(x, ...) {
-  cat(format(x), "\n", sep = "")
-  invisible(x)
-}
-
-check_tools <- function(tools) {
-  if (is.null(tools)) return(NULL)
-  if (!is_plain_list(tools) || is.null(names(tools)) || !all(nzchar(names(tools))) || anyDuplicated(names(tools))) {
-    fail("tools must be a list of functions with different names, not ", describe(tools))
-  }
-  lapply(tools, function(tool) if (inherits(tool, "minhub_tool")) tool else minhub_tool(tool))
-}
-
-# The definitions of tools for Python.
-tool_definitions <- function(tools) {
-  unname(Map(function(name, tool) {
-    list(name = name, description = tool$description, parameters = list(
-      type = "object", properties = tool$types, required = as.list(tool$required), additionalProperties = FALSE
-    ))
-  }, names(tools), tools))
-}
-
-# The result of a call as text. Errors are results, so that the model can react.
-run_tool <- function(tools, call) {
-  result <- tryCatch(
-    do.call(tools[[call$name]]$fun, as.list(call$arguments)),
-    error = function(error) paste("Error:", conditionMessage(error))
-  )
-  if (is.character(result)) paste(result, collapse = "\n") else paste(utils::capture.output(print(result)), collapse = "\n")
 }
 
 MAX_ROUNDS <- 10L # of calls in one reply
@@ -424,47 +341,3 @@ as.character.minhub_reply <- function(x, ...) x$text
 
 #' @export
 format.minhub_reply <- as.character.minhub_reply
-
-#' @rdname plot.minhub
-#' @export
-plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
-  most <- whole_number(most, min = 1)
-  col <- check_color(col)
-  if (!nrow(x$tokens)) fail("the reply is empty: a plot needs at least one token")
-  draw_panels(main %||% "Probability of each token, and of alternatives", function(i) {
-    draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)
-  }, ...)
-  invisible(x)
-}
-
-# One row per token: a bar, the probability, and the most likely alternatives.
-draw_reply <- function(shown, top, of, col) {
-  n <- nrow(shown)
-  labels <- shorten(readable(shown), 16L)
-  values <- percent(shown$prob)
-  size <- text_size(labels, figure_width() * 0.3, (figure_height() - lines_high(4.5)) / max(n, 4L))
-  set_margins(left = text_width(labels, size) + 0.25, bottom = lines_high(2), right = 0.2)
-  # Widths in inches: at least two fifths for the bars, then the values, then as many alternatives as fit.
-  width <- graphics::par("pin")[[1L]]
-  after <- text_width(values, size, "") + 0.16
-  room <- 0.6 * width - after
-  for (count in 3:1) {
-    alternatives <- vapply(seq_len(n), function(i) format_alternatives(top[top$position == i & top$id != shown$id[[i]], ], count), "")
-    if (text_width(alternatives, 0.85 * size) <= room) break
-  }
-  small <- min(0.85 * size, size * max(room, 0.1) / max(text_width(alternatives, size), 0.01))
-  bar <- width - after - text_width(alternatives, small)
-  graphics::plot.window(c(0, width / bar), c(max(n, 4L) + 0.5, 0.5), xaxs = "i", yaxs = "i")
-  graphics::rect(0, seq_len(n) - 0.4, 1, seq_len(n) + 0.4, col = "grey95", border = NA)
-  graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
-  token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
-  graphics::text(1 + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
-  token_text(1 + graphics::xinch(after), seq_len(n), alternatives, adj = c(0, 0.5), cex = small, col = "grey40")
-  if (n < of) footer("the first ", grouped(n), " of ", grouped(of), " tokens")
-}
-
-format_alternatives <- function(tokens, count) {
-  tokens <- utils::head(tokens, count)
-  if (!nrow(tokens)) return("")
-  paste(shorten(readable(tokens), 12L), percent(tokens$prob), collapse = "   ")
-}

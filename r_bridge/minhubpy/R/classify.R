@@ -50,18 +50,17 @@ classify_texts <- function(model, texts, labels = NULL, hypothesis = "This examp
     labels = labels, hypothesis = string(hypothesis), multi_label = flag(multi_label),
     tokenizer = check_tokenizer(tokenizer)
   )
-  label_texts("classify", model, input, texts, settings, resume)
+  with_labels(input, ask_labels("classify", model, texts, settings, resume))
 }
 
-# The labels of texts by the worker's function `name`, as a data frame with a row per text, or as columns of `input`.
-label_texts <- function(name, model, input, texts, settings, resume, ...) {
-  job <- c(list(call = name, model = model, texts = texts, ...), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- do.call(ask, c(list(name, model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-    part$frame$label <- factor(part$frame$label, part$labels)
-    part$frame
-  }, size = TEXTS_OF_PART)
-  with_labels(input, result)
+# Calls a method that returns a data frame with the column `label`, and the labels, which become its levels.
+ask_labels <- function(method, model, texts, settings, file, record = NULL, join = join_rows) {
+  join_frames <- function(results, rows) {
+    list(frame = join(lapply(results, `[[`, "frame"), rows), labels = results[[1L]]$labels)
+  }
+  result <- ask_in_parts(method, model, list(texts = texts), settings, file, record = record, join = join_frames)
+  result$frame$label <- factor(result$frame$label, result$labels)
+  result$frame
 }
 
 # Adds labels to the data frame of the texts, or names their rows.
@@ -77,7 +76,7 @@ with_labels <- function(input, result) {
 #' with a model for token classification such as named entity recognition.
 #'
 #' A text longer than the maximum length of the model is divided into overlapping
-#' windows. A token has the label of the window in which it has more context.
+#' windows. A token has the label of the window that contains more of its context.
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
@@ -93,8 +92,8 @@ with_labels <- function(input, result) {
 #'   each token.
 #' @param ignore Labels to leave out. `"O"` is the label of tokens outside of all
 #'   entities.
-#' @param stride The number of tokens in which two windows of a long text overlap.
-#'   `NULL`: half of the tokens of a window.
+#' @param stride The number of tokens that two windows of a long text share. `NULL`:
+#'   half of the tokens of a window.
 #' @returns A data frame with one row per entity, in the order of the texts, and
 #'   the columns
 #'   * `text`: the number of the text, or a factor of the names of `texts`;
@@ -119,12 +118,7 @@ classify_tokens <- function(model, texts, aggregation = c("simple", "first", "av
     aggregation = aggregation, ignore = if (length(ignore)) texts(ignore),
     stride = if (!is.null(stride)) whole_number(stride), tokenizer = check_tokenizer(tokenizer)
   )
-  job <- c(list(call = "classify_tokens", model = model, texts = texts), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- do.call(ask, c(list("classify_tokens", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-    part$frame$label <- factor(part$frame$label, part$labels)
-    part$frame
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_labels("classify_tokens", model, texts, settings, resume, join = join_tokens)
   result$text <- text_of_row(result$text, labels)
   result
 }

@@ -5,6 +5,9 @@ print_format <- function(x, ...) {
   invisible(x)
 }
 
+# The lines of a printed data frame.
+format_rows <- function(data) utils::capture.output(print(data, digits = 3, row.names = FALSE))
+
 # str() prints the first line of format(), also for an object in a list.
 str_format <- function(object) cat(" ", format(object)[[1L]], "\n", sep = "")
 
@@ -31,7 +34,7 @@ as_call <- function(settings) {
   settings <- Filter(Negate(is.null), settings)
   shown <- vapply(settings, function(value) {
     if (is.function(value)) return("<function>")
-    if (is.list(value)) return("<list>")
+    if (is.list(value)) return(paste0("list(", as_call(value), ")"))
     if (is.integer(value)) value <- as.double(value) # 20, not 20L
     paste(deparse(as.vector(value)), collapse = " ")
   }, "")

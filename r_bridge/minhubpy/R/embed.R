@@ -82,9 +82,7 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     rownames(result$embedding) <- labels
     return(result$embedding)
   }
-  result <- in_parts(seq_along(texts), resume, c(list(call = "embed", model = model, texts = texts), settings), function(rows, on_event) {
-    do.call(ask, c(list("embed", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_vectors)
+  result <- ask_in_parts("embed", model, list(texts = texts), settings, resume, join = join_vectors)
   if (!identical(pool, "none")) {
     rownames(result$vectors) <- labels
     return(result$vectors)
@@ -95,8 +93,6 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
   }, result$vectors, result$tokens)
   stats::setNames(matrices, labels)
 }
-
-TEXTS_OF_PART <- 256L # texts in each part of a long job, see in_parts()
 
 # Joins the results of the parts: matrices, or with pool = "none" lists of matrices and of tokens.
 join_vectors <- function(result, rows) {

@@ -56,16 +56,16 @@ choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NU
 #' @param data A data frame with one row per text.
 #' @param prediction The model's labels as numbers or logical values, such as a column
 #'   of probabilities: the name of a column, or a vector.
-#' @param probability The probability with which each text was chosen: the name of a
-#'   column, or a vector. `NULL`: a simple random sample.
+#' @param probability Each text's probability of being chosen: the name of a column,
+#'   or a vector. `NULL`: a simple random sample.
 #' @param family `"linear"` or `"logistic"`.
 #' @param method The method.
 #' @param confidence The confidence of the intervals.
 #' @param cluster The cluster of each text, such as its author, for standard errors
 #'   that allow for dependent texts: the name of a column, or a vector.
-#' @param cross_fit The number of folds in which labels are predicted from the model's
-#'   labels, the covariates and the human labels of the other folds, for shorter
-#'   intervals. 0: the model's labels.
+#' @param cross_fit The number of folds of cross-fitting: the labels of a fold are
+#'   predicted from the model's labels, the covariates and the human labels of the
+#'   other folds, for shorter intervals. 0: the model's labels.
 #' @param splits The number of divisions into folds; the result is their median.
 #' @param seed The seed of the divisions.
 #' @param object,x The result.
@@ -139,14 +139,15 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
 
 #' @rdname corrected_estimate
 #' @export
-print.minhub_estimate <- function(x, ...) {
-  cat(
-    deparse(x$formula), ": ", x$texts, " texts, ", x$coded, " with a human label, method ", x$method, ", ",
-    100 * x$confidence, " % intervals\n",
-    sep = ""
+print.minhub_estimate <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_estimate <- function(x, ...) {
+  formula <- paste(deparse(x$formula), collapse = " ")
+  c(
+    paste0(formula, ": ", x$texts, " texts, ", x$coded, " with a human label, method ", x$method, ", ", 100 * x$confidence, " % intervals"),
+    format_rows(x$estimates)
   )
-  print(x$estimates, digits = 3, row.names = FALSE)
-  invisible(x)
 }
 
 #' @rdname corrected_estimate
@@ -171,7 +172,7 @@ confint.minhub_estimate <- function(object, parm = NULL, level = NULL, ...) {
 
 #' @rdname corrected_estimate
 #' @export
-plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("#0072B2", "#D55E00"), ...) {
+plot.minhub_estimate <- function(x, main = "Estimates", col = c("#0072B2", "#D55E00"), ...) {
   col <- rep_len(check_color(col), 2L)
   draw_panels(main, function(i) draw_estimates(x, col), ...)
   invisible(x)
@@ -179,17 +180,8 @@ plot.minhub_estimate <- function(x, main = "Estimates with intervals", col = c("
 
 draw_estimates <- function(x, col) {
   series <- Filter(Negate(is.null), list(x$estimates, x$naive))
-  terms <- shorten(x$estimates$term, 30L)
-  n <- length(terms)
-  set_margins(left = text_width(terms, 1) + 0.25, bottom = lines_high(4.2), right = 0.2)
-  graphics::plot.window(range(0, lapply(series, function(s) c(s$lower, s$upper))), c(n + 0.5, 0.5))
-  graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
-  graphics::abline(v = 0, col = "grey70", lty = 2L)
-  for (i in seq_along(series)) {
-    y <- seq_len(n) + (i - (length(series) + 1) / 2) * 0.25
-    graphics::segments(series[[i]]$lower, y, series[[i]]$upper, y, col = col[[i]], lwd = 2)
-    graphics::points(series[[i]]$estimate, y, pch = 16L, col = col[[i]])
-  }
-  token_text(graphics::par("usr")[[1L]] - graphics::xinch(0.08), seq_len(n), terms, adj = c(1, 0.5))
-  footer("upper: ", x$method, if (length(series) > 1L) "; lower: the model's labels alone")
+  limits <- range(0, lapply(series, `[`, c("lower", "upper")))
+  draw_intervals(shorten(x$estimates$term, 30L), series, col, limits, reference = 0)
+  if (length(series) > 1L) legend_above(c(x$method, "model's labels only"), col, c(1L, 1L), c(2.5, 2.5))
+  footer(100 * x$confidence, " % intervals; ", grouped(x$coded), " of ", grouped(x$texts), " texts with a human label")
 }

@@ -41,6 +41,10 @@
 #' @param speculate The maximum number of draft tokens per decoding step for
 #'   speculative decoding by prompt lookup. The output is unchanged; repetitive
 #'   text is generated faster. No effect on an LSTM or on a GPU.
+#' @param draft A smaller model with the same tokenizer, which proposes the draft
+#'   tokens instead, at most `speculate` or 8 per step. The output is unchanged; it
+#'   is generated faster if the model accepts most of them. A message states their
+#'   numbers.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()]. Requires a
 #'   `seed` or `temperature = 0`.
@@ -70,9 +74,10 @@ generate <- function(x, ...) UseMethod("generate")
 generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature = 1, top_k = NULL, top_p = NULL,
                                   repetition_penalty = 1, seed = NULL, eos_id = "auto", stop = NULL, tokenizer = NULL,
                                   stream = "auto", speculate = 0, resume = NULL, min_p = NULL, presence_penalty = 0,
-                                  frequency_penalty = 0, logit_bias = NULL, ...) {
+                                  frequency_penalty = 0, logit_bias = NULL, draft = NULL, ...) {
   no_more_arguments(...)
   model <- check_model(x)
+  if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
@@ -92,24 +97,20 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     cat(printable(piece))
     utils::flush.console()
   }
-  settings <- list(
-    max_new_tokens = whole_number(max_new_tokens), temperature = as.double(number(temperature, min = 0, max = 1e6)),
-    top_k = optional(top_k, whole_number, what = "top_k", min = 1),
-    top_p = optional(top_p, function(x) as.double(number(x, "top_p", above = 0, max = 1))),
-    repetition_penalty = as.double(number(repetition_penalty, above = 0, max = 1e6)),
-    min_p = check_min_p(min_p), presence_penalty = check_penalty(presence_penalty),
-    frequency_penalty = check_penalty(frequency_penalty), logit_bias = check_bias(logit_bias),
-    eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
+  settings <- c(sampling_settings(environment()), list(
+    max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
-  )
+  ))
+  draft <- optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
   seeds <- seeds(seed, length(prompts), temperature)
   job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)
   result <- in_parts(seq_along(prompts), resume, job, function(rows, on_event) {
-    part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows])
+    part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows], draft = draft)
     do.call(ask, c(part, settings, list(on_event = if (streaming) show else on_event)))
   }, size = PROMPTS_OF_PART, join = join_texts)
   if (streaming && !is.function(stream)) echo()
+  if (!is.null(result$drafts)) note(result$drafts[[2L]], " of ", result$drafts[[1L]], " draft tokens were accepted")
   if (is.character(prompts)) {
     text <- stats::setNames(result$texts, labels)
     if (streaming) invisible(text) else text
@@ -130,14 +131,18 @@ generate.default <- function(x, ...) check_model(x)
 no_more_arguments <- function(...) {
   if (!...length()) return(invisible())
   name <- names(list(...))[[1L]] %||% ""
-  if (nzchar(name)) fail("unknown argument ", name, ": see ?generate for the arguments")
+  if (nzchar(name)) {
+    known <- names(formals(generate.minhub_model))
+    similar <- known[startsWith(known, substr(name, 1L, 3L)) | utils::adist(name, known) <= 2]
+    advice <- if (length(similar)) c("did you mean ", similar[[1L]], "?") else "see ?generate for the arguments"
+    fail("unknown argument ", name, ": ", advice)
+  }
   fail("too many arguments: pass settings by name, such as max_new_tokens = 40")
 }
 
-PROMPTS_OF_PART <- 64L # prompts in each part of a long job, see in_parts()
-
 join_texts <- function(result, rows) {
-  list(texts = unlist(lapply(result, `[[`, "texts")), ids = do.call(c, lapply(result, `[[`, "ids")))
+  parts <- function(name) lapply(result, `[[`, name)
+  list(texts = unlist(parts("texts")), ids = do.call(c, parts("ids")), drafts = Reduce(`+`, parts("drafts")))
 }
 
 # A function that runs its code only once. has_run() returns whether it has run.
@@ -318,11 +323,7 @@ token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep =
     if (length(targets) != length(texts)) fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
-  job <- c(list(call = "score", model = model, texts = texts, targets = targets), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    part <- list("score", model = model, texts = texts[rows], targets = targets[rows])
-    do.call(ask, c(part, settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_in_parts("score", model, list(texts = texts, targets = targets), settings, resume, join = join_tokens)
   result$text <- text_of_row(result$text, labels)
   # The attribute contains the first token of each text, which has no row, for plot().
   structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
@@ -370,59 +371,22 @@ print.minhub_next_tokens <- function(x, ...) {
 #' @export
 print.minhub_token_logprobs <- print.minhub_next_tokens
 
-# A progress bar with the remaining time, in an interactive console only. Short calls send no events.
-show_progress <- function() {
-  if (quiet() || !interactive()) return(NULL)
-  start <- NULL
-  file <- NULL
-  function(event) {
-    if (event$total == 0) { # Python waits and may state the reason
-      if (nzchar(event$what)) note(event$what)
-      return(invisible())
-    }
-    now <- proc.time()[["elapsed"]]
-    if (!identical(event$what, file) && event$done < event$total) {
-      if (nzchar(event$what)) message("Downloading ", event$what, " (", megabytes(event$total), ")")
-      start <<- list(time = now, done = event$done)
-      file <<- event$what
-    }
-    if (!is.null(start)) {
-      cat("\r", progress_line(event$done, event$total, now - start$time, start$done), sep = "")
-      utils::flush.console()
-      if (event$done >= event$total) {
-        cat("\n")
-        start <<- NULL
-        file <<- NULL
-      }
-    }
-  }
+# Checks the sampling settings in a list or an environment.
+sampling_settings <- function(x) {
+  checked <- function(name, ...) optional(x[[name]], function(value) as.double(number(value, name, ...)))
+  required <- function(name, ...) as.double(number(x[[name]], name, ...))
+  list(
+    temperature = required("temperature", min = 0, max = 1e6), top_k = optional(x$top_k, whole_number, what = "top_k", min = 1),
+    top_p = checked("top_p", above = 0, max = 1), min_p = checked("min_p", min = 0, max = 1),
+    repetition_penalty = required("repetition_penalty", above = 0, max = 1e6),
+    presence_penalty = required("presence_penalty", min = -2, max = 2),
+    frequency_penalty = required("frequency_penalty", min = -2, max = 2), logit_bias = check_bias(x$logit_bias)
+  )
 }
 
-# A progress bar and the remaining time. `before` is the amount that was complete when the clock started.
-progress_line <- function(done, total, seconds, before = 0) {
-  bar <- strrep("=", floor(40 * done / total))
-  remaining <- if (seconds >= 1 && done > before) round(seconds * (total - done) / (done - before))
-  text <- if (is.null(remaining)) "" else paste(clock(remaining), "left")
-  sprintf("|%-40s| %3.0f%%  %-16s", bar, floor(100 * done / total), text)
-}
-
-# Seconds as 0:07 or 2:05:00.
-clock <- function(seconds) {
-  parts <- c(seconds %/% 3600, seconds %/% 60 %% 60, seconds %% 60)
-  if (parts[[1L]] > 0) sprintf("%d:%02d:%02d", parts[[1L]], parts[[2L]], parts[[3L]]) else sprintf("%d:%02d", parts[[2L]], parts[[3L]])
-}
-
-megabytes <- function(bytes) {
-  if (bytes >= 1e9) sprintf("%.1f GB", bytes / 1e9) else if (bytes >= 1e6) sprintf("%.0f MB", bytes / 1e6) else sprintf("%.0f kB", bytes / 1e3)
-}
-
-check_min_p <- function(x) optional(x, function(p) as.double(number(p, "min_p", min = 0, max = 1)))
-
-check_penalty <- function(x, what = deparse(substitute(x))) as.double(number(x, what, min = -2, max = 2))
-
-# The columns `id` and `bias` of a named vector, or NULL.
+# The columns `id` and `bias` of a named vector, or NULL. Checked settings remain unchanged.
 check_bias <- function(x) {
-  if (is.null(x)) return(NULL)
+  if (is.null(x) || identical(names(x), c("id", "bias"))) return(x)
   ids <- names(x)
   if (!is.numeric(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
     fail("logit_bias must be numbers named by token IDs, such as c(\"42\" = -100), not ", describe(x))

@@ -215,17 +215,3 @@ name_best <- function(x, y, above) {
   away <- graphics::yinch(lines_high(0.5))
   graphics::text(x, if (above) y + away else y - away, sprintf("%.3f", y), adj = c(aside, if (above) 0 else 1), cex = 0.8)
 }
-
-# Draws the legend next to the title, where it hides no curve.
-legend_above <- function(labels, col, lty, lwd) {
-  usr <- graphics::par("usr")
-  y <- usr[[4L]] + graphics::yinch(lines_high(1.15))
-  right <- usr[[2L]]
-  for (i in rev(seq_along(labels))) {
-    left <- right - graphics::strwidth(labels[[i]], cex = 0.8)
-    graphics::text(right, y, labels[[i]], adj = c(1, 0.5), cex = 0.8, xpd = NA)
-    ends <- left - graphics::xinch(lines_high(c(1.8, 0.3)))
-    graphics::segments(ends[[1L]], y, ends[[2L]], y, col = col, lty = lty[[i]], lwd = lwd[[i]], xpd = NA)
-    right <- ends[[1L]] - graphics::xinch(lines_high(0.9))
-  }
-}

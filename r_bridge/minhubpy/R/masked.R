@@ -51,10 +51,7 @@ masked_tokens <- function(model, texts, n = 10, targets = NULL, tokenizer = NULL
     if (!length(targets)) fail("targets is empty: pass at least one token, or NULL")
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1), targets = targets)
-  job <- c(list(call = "masked_tokens", model = model, texts = texts), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    do.call(ask, c(list("masked_tokens", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_in_parts("masked_tokens", model, list(texts = texts), settings, resume, join = join_tokens)
   found <- tabulate(result$text[!duplicated(result[c("text", "mask")])], length(texts))
   warn_truncated(found < masks, "a mask")
   if (length(texts) == 1L) result$text <- NULL else result$text <- text_of_row(result$text, labels)
@@ -167,9 +164,7 @@ masked_logprobs <- function(model, contexts, targets = NULL, after = "", tokeniz
     if (length(job[[name]]) != n) fail(name, " must be one string or one for each of ", n, " targets, not ", length(job[[name]]))
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer))
-  result <- in_parts(seq_len(n), resume, c(list(call = "masked_logprobs", model = model), job, settings), function(rows, on_event) {
-    do.call(ask, c(list("masked_logprobs", model = model), lapply(job, `[`, rows), settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART)
+  result <- ask_in_parts("masked_logprobs", model, job, settings, resume)
   warn_truncated(result$tokens > 0L & is.na(result$logprob), "a target")
   if (is.data.frame(input)) add_columns(input, result) else stats::setNames(result$logprob, names(targets))
 }
@@ -183,10 +178,7 @@ pseudo_logprobs <- function(model, texts, method = c("within_word_l2r", "origina
   texts <- check_words(texts, NULL, "texts")
   if (!length(texts)) fail("texts is empty: pass at least one text")
   settings <- list(masking = method, tokenizer = check_tokenizer(tokenizer))
-  job <- c(list(call = "pseudo_logprobs", model = model, texts = texts), settings)
-  result <- in_parts(seq_along(texts), resume, job, function(rows, on_event) {
-    do.call(ask, c(list("pseudo_logprobs", model = model, texts = texts[rows]), settings, list(on_event = on_event)))
-  }, size = TEXTS_OF_PART, join = join_tokens)
+  result <- ask_in_parts("pseudo_logprobs", model, list(texts = texts), settings, resume, join = join_tokens)
   warn_truncated(!is.na(texts) & grepl("[^[:space:]]", texts) & !seq_along(texts) %in% result$text, "a text")
   result <- data.frame(text = result$text, position = sequence(tabulate(result$text)[unique(result$text)]), result[c("token", "id", "logprob")])
   result$text <- text_of_row(result$text, labels)

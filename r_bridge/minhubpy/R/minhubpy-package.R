@@ -26,8 +26,9 @@
 #' @seealso
 #' Start with [from_pretrained()] and [generate()]. The vignettes
 #' `vignette("minhubpy")`, `vignette("words")`, `vignette("embed")`,
-#' `vignette("encoders")`, `vignette("labels")`, `vignette("inside")`,
-#' `vignette("replay")` and `vignette("chat")` are guides with examples.
+#' `vignette("encoders")`, `vignette("labels")`, `vignette("teach")`,
+#' `vignette("inside")`, `vignette("replay")` and `vignette("chat")` are guides
+#' with examples.
 #'
 #' An installation from the source folder, such as by `minhub r --install`,
 #' contains no vignettes, and `browseVignettes("minhubpy")` finds none. To install

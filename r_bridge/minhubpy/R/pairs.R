@@ -59,10 +59,8 @@ minimal_pairs <- function(model, pairs, by = NULL, bos = NULL, tokenizer = NULL,
     good <- read$sentence_good
     bad <- read$sentence_bad
   }
-  job <- list(call = "minimal_pairs", model = model, good = good, bad = bad, bos = bos, tokenizer = tokenizer)
-  result <- in_parts(seq_along(good), resume, job, function(rows, on_event) {
-    ask("pair_logprobs", model = model, good = good[rows], bad = bad[rows], bos = bos, tokenizer = tokenizer, on_event = on_event)
-  })
+  settings <- list(bos = bos, tokenizer = tokenizer)
+  result <- ask_in_parts("pair_logprobs", model, list(good = good, bad = bad), settings, resume, size = ROWS_OF_PART)
   pairs_of(data.frame(
     phenomenon = phenomenon, sentence_good = good, sentence_bad = bad, result, correct = result$difference > 0,
     stringsAsFactors = FALSE
@@ -76,10 +74,12 @@ pairs_of <- function(rows) {
 
 #' @rdname minimal_pairs
 #' @export
-print.minhub_pairs <- function(x, ...) {
-  cat("Minimal pairs: ", nrow(x$pairs), if (is.null(x$pairs$item)) " pairs" else " items and predictions", "\n", sep = "")
-  print(x$accuracy, digits = 3, row.names = FALSE)
-  invisible(x)
+print.minhub_pairs <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_pairs <- function(x, ...) {
+  unit <- if (is.null(x$pairs$item)) " pairs" else " items and predictions"
+  c(paste0("Minimal pairs: ", nrow(x$pairs), unit), format_rows(x$accuracy))
 }
 
 #' @rdname minimal_pairs
@@ -96,16 +96,9 @@ plot.minhub_pairs <- function(x, main = "Accuracy on minimal pairs", col = c("#0
 
 draw_accuracy <- function(accuracy, col) {
   n <- nrow(accuracy)
-  order <- if (n > 1L) c(order(-accuracy$accuracy[-n]), n) else 1L
-  rows <- accuracy[order, ]
-  labels <- paste0(shorten(rows$phenomenon, 40L), " (", rows$n, ")")
-  set_margins(left = text_width(labels, 1) + 0.25, bottom = lines_high(4.2), right = 0.2)
-  graphics::plot.window(c(0, 1), c(n + 0.5, 0.5))
-  graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
-  graphics::abline(v = 0.5, col = "grey70", lty = 2L)
-  colors <- c(rep(col[[1L]], n - 1L), col[[if (n > 1L) 2L else 1L]])
-  graphics::segments(rows$lower, seq_len(n), rows$upper, seq_len(n), col = colors, lwd = 2)
-  graphics::points(rows$accuracy, seq_len(n), pch = 16L, col = colors)
-  token_text(graphics::par("usr")[[1L]] - graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5))
+  rows <- accuracy[if (n > 1L) c(order(-accuracy$accuracy[-n]), n) else 1L, ]
+  names(rows)[names(rows) == "accuracy"] <- "estimate"
+  labels <- paste0(shorten(rows$phenomenon, 40L), " (", grouped(rows$n), ")")
+  draw_intervals(labels, list(rows), list(c(rep(col[[1L]], n - 1L), col[[if (n > 1L) 2L else 1L]])), c(0, 1), reference = 0.5)
   footer("95 % intervals; dashed: chance")
 }

@@ -97,6 +97,50 @@ draw_next_tokens <- function(shown, col) {
 
 #' @rdname plot.minhub
 #' @export
+plot.minhub_reply <- function(x, most = 30, main = NULL, col = "#0072B2", ...) {
+  most <- whole_number(most, min = 1)
+  col <- check_color(col)
+  if (!nrow(x$tokens)) fail("the reply is empty: a plot needs at least one token")
+  draw_panels(main %||% "Probability of each token, and of alternatives", function(i) {
+    draw_reply(utils::head(x$tokens, most), x$top, nrow(x$tokens), col)
+  }, ...)
+  invisible(x)
+}
+
+# One row per token: a bar, the probability, and the most likely alternatives.
+draw_reply <- function(shown, top, of, col) {
+  n <- nrow(shown)
+  labels <- shorten(readable(shown), 16L)
+  values <- percent(shown$prob)
+  size <- text_size(labels, figure_width() * 0.3, (figure_height() - lines_high(4.5)) / max(n, 4L))
+  set_margins(left = text_width(labels, size) + 0.25, bottom = lines_high(2), right = 0.2)
+  # Widths in inches: at least two fifths for the bars, then the values, then as many alternatives as fit.
+  width <- graphics::par("pin")[[1L]]
+  after <- text_width(values, size, "") + 0.16
+  room <- 0.6 * width - after
+  for (count in 3:1) {
+    alternatives <- vapply(seq_len(n), function(i) format_alternatives(top[top$position == i & top$id != shown$id[[i]], ], count), "")
+    if (text_width(alternatives, 0.85 * size) <= room) break
+  }
+  small <- min(0.85 * size, size * max(room, 0.1) / max(text_width(alternatives, size), 0.01))
+  bar <- width - after - text_width(alternatives, small)
+  graphics::plot.window(c(0, width / bar), c(max(n, 4L) + 0.5, 0.5), xaxs = "i", yaxs = "i")
+  graphics::rect(0, seq_len(n) - 0.4, 1, seq_len(n) + 0.4, col = "grey95", border = NA)
+  graphics::rect(0, seq_len(n) - 0.4, shown$prob, seq_len(n) + 0.4, col = col, border = NA)
+  token_text(-graphics::xinch(0.08), seq_len(n), labels, adj = c(1, 0.5), cex = size)
+  graphics::text(1 + graphics::xinch(0.06), seq_len(n), values, adj = c(0, 0.5), cex = size, xpd = NA)
+  token_text(1 + graphics::xinch(after), seq_len(n), alternatives, adj = c(0, 0.5), cex = small, col = "grey40")
+  if (n < of) footer("the first ", grouped(n), " of ", grouped(of), " tokens")
+}
+
+format_alternatives <- function(tokens, count) {
+  tokens <- utils::head(tokens, count)
+  if (!nrow(tokens)) return("")
+  paste(shorten(readable(tokens), 12L), percent(tokens$prob), collapse = "   ")
+}
+
+#' @rdname plot.minhub
+#' @export
 plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", "text", "line"), most = NULL, main = NULL,
                               col = NULL, ...) {
   check_plotted(x, c("text", "position", "token", "id", "logprob"))
@@ -154,20 +198,14 @@ draw_bars <- function(shown, of, top, col) {
   n <- nrow(shown)
   labels <- shorten(readable(shown), 16L)
   wide <- (figure_width() - lines_high(3.4) - 0.2) / n
-  size <- text_size(labels, wide * 0.9, lines_high(1))
-  upright <- size >= 0.6
-  if (!upright) size <- text_size(labels, figure_height() * 0.4, wide)
-  below <- if (upright) lines_high(1) else text_width(labels, size)
-  set_margins(left = lines_high(3.4), bottom = below + lines_high(2.2), right = 0.2)
+  fit <- fit_below(labels, wide)
+  set_margins(left = lines_high(3.4), bottom = fit$height + lines_high(2.2), right = 0.2)
 
   graphics::plot.window(c(0.5, max(n, 8L) + 0.5), c(0, 1.04 * top), xaxs = "i", yaxs = "i")
-  axis_of_bits()
+  axis_across("bits")
   graphics::rect(seq_len(n) - 0.4, 0, seq_len(n) + 0.4, shown$bits, col = if (is.null(col)) BLUE else col, border = NA)
   graphics::abline(h = mean(shown$bits), col = VERMILLION, lty = 2L, lwd = 1.5)
-  token_text(
-    seq_len(n), -graphics::yinch(0.06), labels,
-    adj = if (upright) c(0.5, 1) else c(1, 0.5), srt = if (upright) 0 else 90, cex = size
-  )
+  labels_below(seq_len(n), labels, fit)
   footer("dashed: ", average(shown, of))
 }
 
@@ -175,7 +213,7 @@ draw_line <- function(shown, of, top, col) {
   n <- nrow(shown)
   set_margins(left = lines_high(3.4), bottom = lines_high(4.2), right = 0.2)
   graphics::plot.window(range(shown$position), c(0, 1.06 * top))
-  axis_of_bits()
+  axis_across("bits")
   graphics::axis(1L, lwd = 0, lwd.ticks = 1, mgp = c(2, 0.5, 0))
   graphics::title(xlab = "position", line = 1.7)
   graphics::points(shown$position, shown$bits, pch = 16L, cex = max(0.15, min(0.8, 20 / sqrt(n))), col = "grey70")
@@ -209,13 +247,6 @@ opens_word <- function(tokens) {
   c(TRUE, grepl("^[ \t]", tokens[-1L]) | grepl("[[:space:]]$|^$", tokens[-n]))
 }
 
-axis_of_bits <- function() {
-  ticks <- pretty(graphics::par("usr")[3:4], 5L)
-  graphics::abline(h = ticks, col = "grey88")
-  graphics::axis(2L, ticks, las = 1L, lwd = 0, mgp = c(2, 0.3, 0))
-  graphics::title(ylab = "bits", line = 2.1)
-}
-
 # Draws the text in the largest size that fits. The opening has no score and no color. `top` has no effect, because the
 # color scale is fixed.
 draw_text <- function(shown, of, top, col) {
@@ -240,7 +271,8 @@ draw_text <- function(shown, of, top, col) {
     col = shade[1L + round(100 * pmin(drawn$bits / TOP_BITS, 1))], border = "white", lwd = 0.5
   )
   token_text(position$column, position$row - 0.5, words[visible], adj = c(0, 0.5), cex = size)
-  legend_of_bits(shade)
+  ticks <- seq(0, TOP_BITS, by = 2)
+  legend_of_colors(shade, c(ticks[-length(ticks)], paste0(TOP_BITS, "+ bits")), up = 3.5, share = 1, most = 18)
   if (nrow(drawn) > 1L) footer(average(drawn[-1L, ], of))
 }
 
@@ -269,54 +301,6 @@ lines_ended <- function(tokens) {
   ifelse(is.na(tokens), 0L, nchar(gsub("[^\n]", "", tokens)))
 }
 
-shades <- function(col) {
-  grDevices::colorRampPalette(c("white", if (is.null(col)) VERMILLION else col), space = "Lab")(101L)
-}
-
-legend_of_bits <- function(shade) {
-  wide <- min(graphics::par("pin")[[1L]], lines_high(18)) / length(shade)
-  left <- graphics::xinch(wide) * (seq_along(shade) - 1)
-  top <- graphics::par("usr")[[3L]] - graphics::yinch(lines_high(0.7))
-  bottom <- top - graphics::yinch(lines_high(0.6))
-  graphics::rect(left, bottom, left + graphics::xinch(wide), top, col = shade, border = NA, xpd = NA)
-  ticks <- seq(0, TOP_BITS, by = 2)
-  graphics::text(
-    left[1L + ticks * 10], top - graphics::yinch(lines_high(1.2)), c(ticks[-length(ticks)], paste0(TOP_BITS, "+ bits")),
-    cex = 0.7, xpd = NA
-  )
-}
-
-# Display of tokens
-
-# A token outside its text, with visible white space.
-readable <- function(tokens) {
-  shown <- written(tokens)
-  shown <- gsub(" ", "\u00b7", shown)
-  shown[shown == ""] <- "\"\""
-  shown
-}
-
-shorten <- function(labels, most) {
-  long <- nchar(labels, "width") > most
-  labels[long] <- paste0(strtrim(labels[long], max(1L, most - 3L)), "...")
-  labels
-}
-
-# A token in its text. Escapes invisible characters except spaces.
-written <- function(tokens) {
-  shown <- encodeString(tokens$token)
-  shapeless <- grepl("[\\p{Cf}\\p{Co}\\p{Zl}\\p{Zp}]|(?! )\\p{Zs}", shown, perl = TRUE)
-  shown[shapeless] <- iconv(shown[shapeless], "UTF-8", "ASCII", sub = "Unicode")
-  # These devices support one encoding and warn about other characters.
-  western <- names(grDevices::dev.cur()) %in% c("pdf", "postscript", "xfig")
-  if (western) shown <- iconv(shown, "UTF-8", "latin1", sub = "Unicode")
-  ifelse(is.na(tokens$token), paste0("#", tokens$id), shown)
-}
-
-percent <- function(p) {
-  ifelse(p < 0.001, "<0.1%", ifelse(p > 0.999, ">99.9%", sprintf("%.1f%%", 100 * p)))
-}
-
 average <- function(shown, of) {
   bits <- mean(shown$bits)
   paste0(
@@ -325,99 +309,10 @@ average <- function(shown, of) {
   )
 }
 
-grouped <- function(n) format(n, big.mark = ",")
-
 check_plotted <- function(x, columns, empty = "there is no token to plot: a text with fewer than two tokens has no score") {
   missing <- setdiff(columns, names(x))
   if (length(missing)) fail("plot() requires the column ", missing[[1L]], ": select rows, not columns")
   if (!nrow(x)) fail(empty)
   plotted <- columns[[length(columns)]]
   if (!is.numeric(x[[plotted]]) || !all(is.finite(x[[plotted]]))) fail("the column ", plotted, " must contain finite numbers")
-}
-
-# Base graphics in inches. Margins are set after plot.new(), because the width of text is not available before.
-
-# Returns the previous par().
-begin_plot <- function(...) {
-  old <- set_parameters(1L, ...)
-  begin_panel()
-  old
-}
-
-# Divides the page into panels, unless the user has divided it.
-set_parameters <- function(panels, ...) {
-  of_page <- graphics::par("mfrow", "cex")
-  old <- graphics::par(mar = graphics::par("mar"), ...)
-  old <- rev(old) # cex is the unit of mar, so that it must be restored first
-  if (panels == 1L || any(of_page$mfrow != 1L)) return(old)
-  graphics::par(mfrow = grDevices::n2mfrow(panels)) # this sets cex
-  graphics::par(cex = list(...)$cex %||% graphics::par("cex"))
-  c(of_page, old)
-}
-
-begin_panel <- function() {
-  graphics::par(mar = c(0, 0, 0, 0)) # plot.new() fails if the margins exceed the figure
-  graphics::plot.new()
-}
-
-# Draws one panel per title. draw(i) draws panel i.
-draw_panels <- function(titles, draw, ...) {
-  titles <- check_main(titles)
-  panels <- min(length(titles), MANY_PANELS)
-  if (panels < length(titles)) note("Showing the first ", panels, " of ", length(titles), " panels: select rows to plot others")
-  old <- set_parameters(panels, ...)
-  on.exit(graphics::par(old))
-  for (i in seq_len(panels)) {
-    begin_panel()
-    draw(i)
-    title_above(titles[[i]])
-  }
-}
-
-# Reduces the size of a title that is too wide.
-title_above <- function(text) {
-  usual <- graphics::par("cex.main")
-  wide <- graphics::strwidth(text, units = "inches", cex = usual, font = graphics::par("font.main"))
-  room <- figure_width() - graphics::par("mai")[[2L]] - 0.05
-  graphics::title(text, line = 0.8, adj = 0, cex.main = usual * max(0.05, min(1, room / max(wide, 0.01))))
-}
-
-# `which`: the column with the text or prompt of each row, or NULL.
-panel_titles <- function(main, default, what, which) {
-  known <- unique(which)
-  if (!is.null(main)) return(rep_len(check_main(main), max(1L, length(known))))
-  if (length(known) < 2L) return(default)
-  paste0(default, ", ", if (is.factor(known)) known else paste(what, known))
-}
-
-set_margins <- function(left, bottom, right) {
-  mai <- c(bottom, left, lines_high(2.5), right)
-  most <- 0.6 * c(figure_height(), figure_width())
-  graphics::par(mai = mai * pmin(1, rep_len(most / (mai[1:2] + mai[3:4]), 4L)))
-}
-
-figure_width <- function() graphics::par("fin")[[1L]]
-figure_height <- function() graphics::par("fin")[[2L]]
-lines_high <- function(n) n * graphics::par("cin")[[2L]] * graphics::par("cex")
-
-# The maximum width of labels, in inches.
-text_width <- function(labels, size, family = token_family()) {
-  max(graphics::strwidth(labels, units = "inches", cex = size, family = family))
-}
-
-# The largest size, at most 1, at which all labels fit a box.
-text_size <- function(labels, width, height) {
-  max(0.1, min(1, width / text_width(labels, 1), height / lines_high(1)))
-}
-
-token_text <- function(x, y, labels, ...) graphics::text(x, y, labels, family = token_family(), xpd = NA, ...)
-
-# A font with a fixed width. postscript() supports declared fonts only.
-token_family <- function() if (names(grDevices::dev.cur()) == "postscript") "" else "mono"
-
-# A line at the lower right. `room`: the maximum share of the figure's width.
-footer <- function(..., line = graphics::par("mar")[[1L]] - 1.2, room = 1) {
-  text <- paste0(...)
-  size <- 0.8 * min(1, (room * figure_width() - 0.1) / text_width(text, 0.8, ""))
-  graphics::mtext(text, side = 1L, line = line, adj = 1, cex = max(0.05, size) * graphics::par("cex"), col = "grey40")
 }

@@ -17,7 +17,7 @@
 #' @param ... Not used.
 #' @returns An object of class `minhub_replay`, a list with `identical`; `guarantee`
 #'   (`"bitwise"` or `"close"`); `same_class`, whether the processor class and the
-#'   versions are those of the manifest; `broken`, whether rows differ although the
+#'   versions equal the manifest's; `broken`, whether rows differ although the
 #'   manifest guarantees equality; `changes`, the differences from the manifest; and
 #'   `runs`, a data frame with one row per repetition and the columns chunk (texts
 #'   computed together), threads, rows, differing, largest (difference), and file,
@@ -42,17 +42,21 @@ minhub_replay <- function(manifest, rows = NULL) {
 
 #' @rdname minhub_replay
 #' @export
-print.minhub_replay <- function(x, ...) {
-  print(x$runs[c("chunk", "threads", "rows", "differing", "largest")], row.names = FALSE)
-  writeLines(strwrap(strsplit(x$text, "\n", fixed = TRUE)[[1L]], exdent = 2))
-  invisible(x)
+print.minhub_replay <- function(x, ...) print_format(x, ...)
+
+#' @export
+format.minhub_replay <- function(x, ...) {
+  c(
+    format_rows(x$runs[c("chunk", "threads", "rows", "differing", "largest")]),
+    strwrap(strsplit(x$text, "\n", fixed = TRUE)[[1L]], exdent = 2)
+  )
 }
 
 #' @rdname minhub_replay
 #' @export
 as.data.frame.minhub_replay <- function(x, ...) x$runs
 
-# Runs a job whose input and output are files beside the manifest. Returns the columns of the results.
+# Runs a job whose input and output are files in the manifest's folder. Returns the columns of the results.
 run_job <- function(model, manifest, task, data, settings, column, extra_columns = NULL, tokenizer = NULL, resume = NULL) {
   self <- attr(model, "self")
   if (!is.null(resume)) fail("resume and manifest cannot be combined: the same call with manifest continues an interrupted job")

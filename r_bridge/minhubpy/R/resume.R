@@ -4,7 +4,10 @@
 # order. `value` is the serialized result, and `size` its number of bytes. The worker locks the file and appends to it
 # (r_bridge/methods/results.py), so that neither a second session nor a killed process can corrupt it.
 
-ROWS_OF_PART <- 1000L # a few seconds of work, which an interrupt loses
+# The size of a part: a few seconds of work, which an interrupt loses.
+ROWS_OF_PART <- 1000L
+TEXTS_OF_PART <- 256L
+PROMPTS_OF_PART <- 64L
 
 # Calls work(rows, on_event) for all rows or, with a file, for each part, and stores the results in the file. A part
 # contains complete texts. join(results, rows) combines the results.
@@ -19,6 +22,16 @@ in_parts <- function(texts, file, job, work, size = ROWS_OF_PART, join = join_ro
   stored <- read_results(file, record)
   if (length(stored$values) < length(parts)) stored <- compute_parts(file, record, parts, work)
   join(stored$values, parts)
+}
+
+# Calls a method of Python with `columns`, named vectors with an element for each text, and `settings`, for parts of
+# the texts as in_parts(). `texts` contains the text of each element if several belong to one text, and `record` values
+# that identify the job beyond the arguments.
+ask_in_parts <- function(method, model, columns, settings, file, texts = seq_along(columns[[1L]]), record = NULL,
+                         size = TEXTS_OF_PART, join = join_rows) {
+  in_parts(texts, file, c(list(call = method, model = model), columns, settings, record), function(rows, on_event) {
+    do.call(ask, c(list(method, model = model), lapply(columns, `[`, rows), settings, list(on_event = on_event)))
+  }, size, join)
 }
 
 # Computes the missing parts. Returns all results.
@@ -129,9 +142,10 @@ identity_of <- function(value) {
   if (inherits(value, "minhub_tokenizer")) return(ask("tokenizer_fingerprint", tokenizer = value))
   if (!inherits(value, "minhub_model")) return(value)
   self <- attr(value, "self")
-  if (self$how$method == "intervene") {
-    arguments <- self$how$arguments
-    return(c(list(model = identity_of(arguments$model)), arguments[names(arguments) != "model"]))
+  arguments <- self$how$arguments
+  if (inherits(arguments$model, "minhub_model")) { # the model is derived from another one
+    derived <- c(list(identity_of(arguments$model)), arguments[names(arguments) != "model"])
+    return(c(derived, fingerprint = if (self$how$method == "adapter") ask("model_fingerprint", model = value)))
   }
   if (isTRUE(self$changed)) fail("resume requires a model from a file, and load_state_dict() changed its weights: save it with save_pretrained() and load it again")
   c(self$how, moved = list(self$moved), fingerprint = ask("model_fingerprint", model = value))

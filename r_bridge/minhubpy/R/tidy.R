@@ -12,10 +12,12 @@
 #' | [label_agreement()] | statistic |
 #' | [corrected_estimate()] | term |
 #' | [minimal_pairs()] | phenomenon |
+#' | [tuned_lens()] | layer |
+#' | [steering_direction()] | text |
+#' | [linear_probe()] | row, with its fold and prediction |
 #' | a run of [minhub_train()] | evaluation, as in `run$losses` |
 #'
-#' @param x A chat, a reply, activations, attention weights, a run, agreement,
-#'   estimates or minimal pairs.
+#' @param x An object of the table.
 #' @param ... Not used.
 #' @returns `as.data.frame()` returns a data frame. `tidy()` returns a tibble if
 #'   the package tibble is installed, and a data frame otherwise.
@@ -70,11 +72,26 @@ as_tidy <- function(x, ...) {
 #' @rawNamespace S3method(generics::tidy,minhub_activations)
 tidy.minhub_activations <- as_tidy
 
+#' @rawNamespace S3method(generics::tidy,minhub_agreement)
+tidy.minhub_agreement <- as_tidy
+
 #' @rawNamespace S3method(generics::tidy,minhub_attention)
 tidy.minhub_attention <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_chat)
 tidy.minhub_chat <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_direction)
+tidy.minhub_direction <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_estimate)
+tidy.minhub_estimate <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_pairs)
+tidy.minhub_pairs <- as_tidy
+
+#' @rawNamespace S3method(generics::tidy,minhub_probe)
+tidy.minhub_probe <- as_tidy
 
 #' @rawNamespace S3method(generics::tidy,minhub_reply)
 tidy.minhub_reply <- as_tidy
@@ -82,11 +99,5 @@ tidy.minhub_reply <- as_tidy
 #' @rawNamespace S3method(generics::tidy,minhub_run)
 tidy.minhub_run <- as_tidy
 
-#' @rawNamespace S3method(generics::tidy,minhub_agreement)
-tidy.minhub_agreement <- as_tidy
-
-#' @rawNamespace S3method(generics::tidy,minhub_estimate)
-tidy.minhub_estimate <- as_tidy
-
-#' @rawNamespace S3method(generics::tidy,minhub_pairs)
-tidy.minhub_pairs <- as_tidy
+#' @rawNamespace S3method(generics::tidy,minhub_tuned_lens)
+tidy.minhub_tuned_lens <- as_tidy

@@ -37,7 +37,18 @@
 #' * `clone()` without `deep = TRUE` shares the weights, so that `to()` moves both
 #'   modules.
 #'
+#' @section Adapters:
+#' With `lora`, the module is the model with a new LoRA adapter, and only the
+#' adapter's weights have gradients. [save_adapter()] saves them in PEFT's format
+#' after the training. A model with an adapter, such as
+#' `from_pretrained(adapter = )`, becomes a module that continues its training. DoRA
+#' adapters are not supported.
+#'
 #' @param model A model, see [from_pretrained()].
+#' @param lora The rank of a new LoRA adapter, such as 16, or its settings as in
+#'   [minhub_train()]. `NULL`: no new adapter.
+#' @param seed The seed of the adapter's initial weights. By default, drawn from R's
+#'   random numbers.
 #' @returns An `nn_module`.
 #' @family functions for models
 #' @examplesIf minhubpy:::is_ready() && minhubpy:::torch_works()
@@ -52,15 +63,58 @@
 #' optimizer$step()
 #' \dontshow{minhubpy:::end_example()}
 #' @export
-as_torch_module <- function(model) {
+as_torch_module <- function(model, lora = NULL, seed = NULL) {
   model <- check_model(model)
+  lora <- optional(lora, lora_settings)
   need_torch()
+  if (!is.null(lora)) {
+    arguments <- list(model = model, lora = lora, seed = one_seed(seed))
+    model <- as_model(new_self("new_adapter", arguments, attr(model, "self")$title))
+  }
   path <- tempfile("minhubpy-", fileext = ".pt")
   on.exit(unlink(path))
   ask("save_torchscript", model = model, path = path)
-  module <- script_as_module()(torch::jit_load(path), model$vocab_size, model$context)
+  trained <- ask("adapter_weights", model = model)
+  module <- script_as_module()(torch::jit_load(path), model$vocab_size, model$context, trained, if (length(trained)) model)
   module$train(model$training)
   module
+}
+
+#' Save an adapter
+#'
+#' Saves the LoRA adapter of a model in PEFT's format: adapter_config.json and
+#' adapter_model.safetensors. `from_pretrained(adapter = folder)` and the Python
+#' package peft load the folder.
+#'
+#' @param model A model with an adapter, a run of [minhub_train()] with `lora`, or a
+#'   module of [as_torch_module()] with an adapter, whose weights the model then
+#'   receives.
+#' @param folder The path of the folder.
+#' @returns `folder`, invisibly.
+#' @family functions for models
+#' @examplesIf minhubpy:::is_ready() && minhubpy:::torch_works()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' module <- as_torch_module(model, lora = 4)
+#' optimizer <- torch::optim_adamw(module$parameters, lr = 1e-3)
+#' idx <- torch::torch_tensor(matrix(c(1L, 5L, 9L), nrow = 1))
+#' loss <- torch::nnf_cross_entropy(module(idx)[1, 1:2, ], idx[1, 2:3])
+#' loss$backward()
+#' optimizer$step()
+#' folder <- save_adapter(module, file.path(tempdir(), "adapter"))
+#' model$adapter(folder)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+save_adapter <- function(model, folder) {
+  folder <- file_path(folder)
+  weights <- NULL
+  if (inherits(model, "minhub_module")) {
+    parameters <- model$parameters
+    model <- model$adapted_model()
+    if (is.null(model)) fail("the module has no adapter: create it with as_torch_module(model, lora = 16)")
+    weights <- send_weights(parameters[ask("adapter_weights", model = model)])
+  }
+  ask("save_adapter", model = check_model(model), folder = absolute(folder), weights = weights$number)
+  invisible(folder)
 }
 
 # jit_load() returns a TorchScript module with 0-based token IDs. Its train() fails, because it sets a read-only field,
@@ -71,7 +125,7 @@ script_as_module <- function() {
   torch::nn_module(
     "minhub_module",
     private = list(
-      script = NULL, weights = NULL, code = NULL,
+      script = NULL, weights = NULL, code = NULL, adapted = NULL,
       # Copies replaced parameters into a new script.
       sync_script = function() {
         parameters <- private$parameters_[names(private$weights)]
@@ -81,13 +135,18 @@ script_as_module <- function() {
         private$parameters_[names(parameters)] <- private$weights
       }
     ),
-    initialize = function(script, vocab_size, context) {
+    # trained: the names of the weights of an adapter; the others are constant. adapted: its model.
+    initialize = function(script, vocab_size, context, trained = character(), adapted = NULL) {
       self$vocab_size <- vocab_size
       self$context <- context
       private$script <- script
       private$weights <- lapply(script$parameters, torch::nn_parameter)
       # torch_save() writes elements in memory order, which is wrong for a transposed weight.
       for (weight in private$weights) torch::with_no_grad(weight$set_data(weight$contiguous()))
+      if (length(trained)) {
+        for (weight in private$weights[setdiff(names(private$weights), trained)]) weight$requires_grad_(FALSE)
+      }
+      private$adapted <- adapted
       private$parameters_ <- private$weights
       private$code <- code_of(script)
     },
@@ -100,6 +159,7 @@ script_as_module <- function() {
       if (script$is_training != self$training) script$train(self$training)
       private$script(zero_based(idx, self$vocab_size, self$context))
     },
+    adapted_model = function() private$adapted,
     # to(), cuda() and cpu() call this function, also for a module that contains this module.
     .apply = function(fn) {
       for (weight in private$weights) {

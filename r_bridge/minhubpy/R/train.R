@@ -37,8 +37,11 @@
 #'   architecture with a classification head.
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
+#' With `lora`, a logical column `keep` marks rows that keep the answers of the
+#' model: their loss is the divergence from the model without the adapter.
+#'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
-#' number of passes over the rows (3), instead of `steps`. `objective` is `"chat"`,
+#' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
 #' `"completion"`, `"preference"`, `"labels"`, `"text"` or `"masked"`, if the columns
 #' leave a choice.
 #'
@@ -68,10 +71,11 @@
 #' @param context The number of tokens in a row of the batch, and the maximum
 #'   number of positions of a transformer. Default: 128.
 #' @param dropout The dropout probability. Default: 0.1.
-#' @param steps The number of steps. Default: 2,000.
-#' @param batch The number of rows in each step. Default: 32.
+#' @param steps The number of steps. Default: 2,000. With `from`, four passes over
+#'   the data, or the further setting `epochs`.
+#' @param batch The number of rows in each step. Default: 32, or 8 with `from`.
 #' @param learning_rate The maximum learning rate. Default: 0.0015, for an LSTM
-#'   0.003, and a tenth of that with `from`.
+#'   0.003, a tenth of that with `from`, and 0.0005 with `lora`.
 #' @param tokenizer `"characters"` (one token per character), `"bpe"` (learned
 #'   from the text), a tokenizer of [tokenizer_from_pretrained()], or the
 #'   `identifier` of a model as in [from_pretrained()].
@@ -150,7 +154,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
   if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   if (!is.null(lora)) {
-    settings$lora <- if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
+    settings$lora <- lora_settings(lora)
   }
   out <- if (is.null(out)) tempfile("minhub-run-") else absolute(file_path(out))
   settings <- Filter(Negate(is.null), settings)
@@ -199,6 +203,11 @@ text_files <- function(text) {
   list(paths = path, temporary = folder)
 }
 
+# The settings of an adapter, from its rank or from a list.
+lora_settings <- function(lora) {
+  if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
+}
+
 EXAMPLE_COLUMNS <- list("messages", c("prompt", "completion"), c("chosen", "rejected"), c("text", "label"), "text")
 
 # The columns of examples as Python writes them to a file: strings, numbers, and conversations as lists of roles and
@@ -211,7 +220,7 @@ example_columns <- function(data) {
       "rejected; text and label; or text"
     )
   }
-  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt"))), names(data))
+  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt", "keep"))), names(data))
   columns <- lapply(used, function(name) example_column(data[[name]], name))
   names(columns) <- used
   columns
@@ -332,6 +341,7 @@ train_in <- function(out, on_event, method, ...) {
       note(message)
       interrupt(message)
     }),
+    minhubpy_error = function(condition) end_status(on_event), # R prints the message before on.exit()
     minhubpy_worker_lost = function(condition) {
       if (is_resumable(out)) fail(conditionMessage(condition), ". ", resume_advice(out), class = "minhubpy_worker_lost")
     }
@@ -391,102 +401,3 @@ print.minhub_run <- function(x, ...) {
   cat("  folder         ", x$folder, "\n", sep = "")
   invisible(x)
 }
-
-# Console
-
-# The function that receives events: it prints them, calls the user's function, or is NULL.
-event_handler <- function(progress) {
-  if (is.function(progress)) return(function(event) if (!is.null(event$event)) progress(event))
-  show <- flag(progress, "progress")
-  if (quiet()) return(NULL)
-  if (!show) return(function(event) if (identical(event$event, "note")) note("Note: ", event$text))
-  screen <- new.env(parent = emptyenv())
-  screen$moves <- interactive() && !isTRUE(getOption("knitr.in.progress"))
-  screen$shown <- 0L
-  screen$printed <- seconds_now()
-  screen$download <- show_progress()
-  structure(function(event) show_event(screen, event), screen = screen)
-}
-
-end_status <- function(on_event) {
-  screen <- attr(on_event, "screen")
-  if (!is.null(screen)) move_line(screen, "")
-}
-
-show_event <- function(screen, event) {
-  switch(if (is.null(event$event)) "download" else event$event,
-    download = if (!is.null(screen$download)) screen$download(event),
-    preparing = move_line(screen, event$what, sprintf(" the text: %.0f %%", 100 * event$done / max(event$total, 1))),
-    begins = {
-      say_line(screen, event$family, ", ", counted(event$parameters), " parameters, on ", event$device, ", ", event$dtype)
-      say_line(
-        screen, counted(event$train_tokens), " tokens to train on, ", counted(event$held_out_tokens), " held out; ",
-        counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context)
-      )
-      if (event$finished) {
-        advice <- if (event$step == event$steps) c(": train further with minhub_resume(out, steps = ", 2 * event$steps, ")")
-        return(say_line(screen, "already finished after step ", counted(event$step), advice))
-      }
-      if (event$step > 0L) say_line(screen, "continues after step ", counted(event$step))
-    },
-    estimated = {
-      say_line(
-        screen, "about ", event$time, " for ", counted(event$steps), " steps of ", format(event$step_seconds, digits = 2), " s and ",
-        counted(event$evaluations), " evaluations"
-      )
-      if (nzchar(event$busy)) say_line(screen, event$busy)
-      if (event$seconds >= 600) say_line(screen, "to reduce the time, reduce steps, batch, context or evaluate_tokens")
-    },
-    working = show_state(
-      screen, if (event$task == "step") paste("step", counted(event$step + 1L)) else "evaluating",
-      ": batch ", counted(event$batch), " of ", counted(event$batches)
-    ),
-    stepped = show_state(
-      screen, "step ", counted(event$step), " of ", counted(event$steps), sprintf("  loss %.4f  ", event$loss),
-      counted(event$tokens_per_second), " tokens/s  ", event$time_left, " left"
-    ),
-    evaluated = {
-      if (!isTRUE(screen$headed)) {
-        say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
-      }
-      screen$headed <- TRUE
-      say_line(
-        screen,
-        sprintf(
-          "%8s  %8s  %8.4f  %10s  %12s%s", counted(event$step), if (is.na(event$train_loss)) "" else sprintf("%.4f", event$train_loss),
-          event$held_out_loss, if (event$step > 0L) counted(event$tokens_per_second) else "", event$time,
-          if (event$best) "" else "  not better"
-        )
-      )
-    },
-    sampled = say_line(screen, "\n", gsub("^\n+|\n+$", "", event$text), "\n"),
-    note = say_line(screen, "Note: ", event$text)
-  )
-}
-
-# Prints the state of a run in the status line or, without a status line, at most once a minute.
-show_state <- function(screen, ...) {
-  if (screen$moves) move_line(screen, ...) else if (seconds_now() - screen$printed >= 60) say_line(screen, ...)
-}
-
-# Prints a permanent line in place of the status line.
-say_line <- function(screen, ...) {
-  move_line(screen, "")
-  message(...)
-  screen$printed <- seconds_now()
-}
-
-seconds_now <- function() proc.time()[["elapsed"]]
-
-# Prints the status line, which the next line overwrites. A line wider than the console could not be overwritten.
-move_line <- function(screen, ...) {
-  if (!screen$moves) return(invisible())
-  line <- strtrim(paste0(...), max(20L, getOption("width") - 1L))
-  wide <- nchar(line, "width")
-  if (wide == 0L && screen$shown == 0L) return(invisible())
-  padding <- strrep(" ", max(0L, screen$shown - wide))
-  message("\r", line, padding, if (wide == 0L) "\r", appendLF = FALSE)
-  screen$shown <- wide
-}
-
-counted <- function(n) format(round(n), big.mark = ",", scientific = FALSE)

@@ -211,15 +211,21 @@ load_state_dict <- function(model, state) {
   on.exit(undo())
   shapes <- unname(lapply(state, function(x) as.integer(dim_of(x))))
   ask("check_state_dict", model = model, names = names(state), shapes = shapes)
-  weights <- new_handle(ask("new_state_dict"))
-  for (name in names(state)) {
-    ask("add_weight", state = weights$number, name = name, value = weight_to_send(state[[name]], name))
-  }
+  weights <- send_weights(state)
   ask("prepare_state_dict", model = model, state = weights$number)
   on.exit() # the next call replaces the weights, or the worker ends
   attr(model, "self")$changed <- TRUE
   ask("load_state_dict", model = model, state = weights$number)
   invisible(model)
+}
+
+# Copies weights to Python. Returns their handle.
+send_weights <- function(state) {
+  weights <- new_handle(ask("new_state_dict"))
+  for (name in names(state)) {
+    ask("add_weight", state = weights$number, name = name, value = weight_to_send(state[[name]], name))
+  }
+  weights
 }
 
 # Permits reloading a model whose weights from load_state_dict() were lost, because all weights are about to be

@@ -47,7 +47,7 @@
 #'   that its first word has a log-probability. `NULL`: as the tokenizer does,
 #'   which is `FALSE` for GPT-2 and `TRUE` for Llama.
 #' @param correct The correction at word boundaries, for tokenizers that mark the
-#'   beginning of words, such as those of GPT-2 and Llama: `"pimentel"` (Pimentel &
+#'   beginning of words, such as GPT-2's and Llama's: `"pimentel"` (Pimentel &
 #'   Meister 2024) or `"oh"` (Oh & Schuler 2024). See below.
 #' @param renyi Orders of Rényi entropies, such as `0.5` or `c(0.5, 2)`.
 #' @param premise Text before each word instead of its context, for the pointwise
@@ -60,8 +60,8 @@
 #'   at a time can use a file. A file belongs to the weights of the model, whose
 #'   files are hashed once (about one second per GB).
 #' @param manifest The path of a .json file that describes the job, for
-#'   [minhub_replay()]. The input and the results are stored beside it, in
-#'   `NAME-input.jsonl` and `NAME-output.jsonl`.
+#'   [minhub_replay()]. The files `NAME-input.jsonl` and `NAME-output.jsonl` in its
+#'   folder contain the input and the results.
 #' @param contexts,targets Character vectors of equal length. Or `contexts` is a
 #'   data frame with the columns `context` and `target`.
 #' @returns For vectors, a numeric vector of log-probabilities (natural log), in
@@ -104,6 +104,11 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   model <- check_model(model)
   job <- list(words = check_words(x, words, "x"))
   n <- length(job$words)
+  column <- substitute(by)
+  by <- tryCatch(by, error = function(error) {
+    if (is.name(column) && as.character(column) %in% names(x)) fail("by must be quoted: by = \"", as.character(column), "\"")
+    stop(error)
+  })
   if (is.null(by) && inherits(x, "grouped_df")) by <- setdiff(names(attr(x, "groups")), ".rows")
   job$by <- groups_of(by, x, n)
   if (!is.null(context)) job$context <- context_of(context, x, n)
@@ -112,10 +117,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   settings$lags <- whole_number(lags)
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
   if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
-  result <- in_parts(texts, resume, c(model = list(model), job, settings), function(rows, on_event) {
-    part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("word_logprobs", model = model), part, settings, list(on_event = on_event)))
-  })
+  result <- ask_in_parts("word_logprobs", model, job, settings, resume, texts, size = ROWS_OF_PART)
   with_columns(x, result, job$words)
 }
 
@@ -151,10 +153,7 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
     fail("targets must have one value for each of ", length(job$contexts), " contexts, not ", length(job$targets))
   }
   settings <- word_settings(model, sep, ignore_regex, bos, tokenizer, correct, renyi, premise)
-  result <- in_parts(seq_along(job$targets), resume, c(model = list(model), job, settings), function(rows, on_event) {
-    part <- lapply(job, `[`, rows)
-    do.call(ask, c(list("target_logprobs", model = model), part, settings, list(on_event = on_event)))
-  })
+  result <- ask_in_parts("target_logprobs", model, job, settings, resume, size = ROWS_OF_PART)
   with_columns(input, result, names(targets)) # with the targets as names, a difference would have the names of one side
 }
 
@@ -212,7 +211,7 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
 check_words <- function(x, name, what) {
   if (is.data.frame(x)) {
     what <- name
-    x <- column_of(x, string(name, "words"))
+    x <- column_of(x, string(name, "words"), if (name == "word") "; select one with words = ")
   }
   if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
@@ -221,9 +220,9 @@ check_words <- function(x, name, what) {
   x
 }
 
-column_of <- function(data, name) {
+column_of <- function(data, name, advice = NULL) {
   if (!name %in% names(data)) {
-    fail("the data frame has no column ", name, ": its columns are ", toString(utils::head(names(data), 8L)))
+    fail("the data frame has no column ", name, ": its columns are ", toString(utils::head(names(data), 8L)), advice)
   }
   data[[name]]
 }

@@ -373,8 +373,8 @@ def look(name: str | None, folder: Path) -> Subject:
     from torch import nn
 
     from minhub_py.checkpoints.storage import Checkpoint
+    from minhub_py.fitting import describe
     from minhub_py.models.skeleton import skeleton
-    from minhub_py.pretrained import describe
 
     family, config = describe(Checkpoint(folder))
     model = skeleton(family.Model, config)

@@ -13,6 +13,7 @@ MIXED = {"layer_types": [SLIDING, FULL, SLIDING, FULL]}
 INPUTS = {**MIXED, "hidden_size_per_layer_input": 12}
 SHARED = {**INPUTS, "num_kv_shared_layers": 2}
 EQUAL = {**MIXED, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+EXPERTS = {**EQUAL, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20}
 LINEAR = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -32,9 +33,18 @@ CASES: dict[str, dict[str, Any]] = {
         FULL: {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.6, "factor": 2.0},
         SLIDING: LINEAR,
     }},
+    "gemma4_text-experts": {**EXPERTS, "final_logit_softcapping": 30.0},
+    "gemma4_text-experts-one": {**EXPERTS, "top_k_experts": 1, "hidden_activation": "gelu"},
+    "gemma4_text-experts-all": {**EXPERTS, "top_k_experts": 6, "intermediate_size": 16},
+    "gemma4_text-experts-many": {**EXPERTS, "num_experts": 40, "top_k_experts": 9, "moe_intermediate_size": 8},
+    "gemma4_text-experts-inputs": {**EXPERTS, **INPUTS, "tie_word_embeddings": False},
+    "gemma4_text-experts-shared": {**EXPERTS, **SHARED, "use_double_wide_mlp": True, "attention_bias": True},
+    "gemma4_text-experts-eps": {**EXPERTS, "rms_norm_eps": 0.3, "sliding_window": 1},
+    "gemma4_text-experts-own-values": {**EXPERTS, "attention_k_eq_v": False, "num_global_key_value_heads": None},
 }  # fmt: skip
 REFUSED = (
-    ({"enable_moe_block": True}, "sets enable_moe_block to True"),
+    ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "moe_intermediate_size are required"),
+    ({**EXPERTS, "top_k_experts": 7}, "cannot be more than num_experts"),
     ({"use_bidirectional_attention": "all"}, "sets use_bidirectional_attention to 'all'"),
     ({"num_kv_shared_layers": 3}, "leaves no layer of full_attention with its own keys"),
     ({"num_key_value_heads": 3}, "must be a multiple of the KV heads"),
@@ -46,13 +56,14 @@ REFUSED = (
     ({"layer_types": [SLIDING]}, "for each of 4 layers"),
 )
 PUBLISHED = {"google/gemma-4-E2B": 4_628_569_344, "google/gemma-4-E4B": 7_463_013_376,
-             "google/gemma-4-31B": 30_697_345_280}  # fmt: skip
+             "google/gemma-4-26B-A4B": 25_233_141_760, "google/gemma-4-31B": 30_697_345_280}  # fmt: skip
 
 FAMILY = Cases(
     SMALL,
     CASES,
     few=("gemma4_text", "gemma4_text-dense"),
-    gradients=("gemma4_text-long-sharing", "gemma4_text-equal-shared"),
+    gradients=("gemma4_text-experts", "gemma4_text-long-sharing", "gemma4_text-equal-shared"),
     published=PUBLISHED,
     refused=REFUSED,
+    torch_only=tuple(name for name in CASES if "experts" in name),
 )

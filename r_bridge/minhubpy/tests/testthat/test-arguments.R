@@ -95,6 +95,7 @@ test_that("exported functions answer wrong arguments with errors of the package"
     if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
     if (name == "linear_probe") right$x <- matrix(as.double(1:16), 8L)
     if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
+    if (name == "tuned_lens") right$steps <- 1
     encoder <- switch(name,
       masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
     )
@@ -113,7 +114,10 @@ test_that("plots answer wrong arguments with errors of the package", {
   )
   bot <- minhubpy:::as_chat(list2env(list(exchanges = list())))
   plotted <- list(
-    next_tokens(model, "To"), attention_weights(model, "To"), losses,
+    next_tokens(model, "To"), attention_weights(model, "To"), losses, activations(model, "To"), head_scores(model, 4, 1),
+    logit_attribution(model, "To", "o"), logit_lens(model, "To"), tuned_lens(model, "To", steps = 1),
+    activation_patching(model, "To", "Do", c("e", "i"), kinds = "resid"),
+    label_agreement(1:2, 2:1, bootstrap = 0), minimal_pairs(model, data.frame(sentence_good = "a", sentence_bad = "b")),
     structure(list(tokens = data.frame(token = "a", id = 1L, prob = 0.5, logprob = log(0.5)),
                    top = data.frame(position = 1L, token = "b", id = 2L, prob = 0.3, logprob = log(0.3))), class = "minhub_reply")
   )

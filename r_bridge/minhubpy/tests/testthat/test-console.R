@@ -147,3 +147,32 @@ test_that("the result for a tibble is a tibble", {
   expect_s3_class(target_logprobs(a_model(), targets), class(targets), exact = TRUE)
   expect_identical(class(target_logprobs(a_model(), as.data.frame(targets))), "data.frame")
 })
+
+test_that("devices and the state of the installation print one line per entry", {
+  needs_python()
+  devices <- minhub_devices()
+  expect_identical(sum(devices$picked), 1L)
+  shown <- capture.output(print(devices))
+  expect_match(shown, "^yes +cpu ", all = FALSE)
+  expect_identical(shown[length(shown)], paste0("\"auto\" selects ", devices$device[devices$picked]))
+  expect_named(summary(devices), c("device", "works", "dtypes", "picked"))
+  needs_worker()
+  checks <- minhub_doctor()
+  expect_identical(length(format(checks)), nrow(checks))
+  failed <- checks
+  failed$fits[[2L]] <- FALSE
+  class(failed) <- class(checks)
+  expect_match(format(failed)[[2L]], "^NO  Python ")
+  expect_match(capture.output(print(summary(failed))), checks$what[[2L]], all = FALSE)
+})
+
+test_that("members of state dicts and encodings are selected by name", {
+  weights <- a_random_model()$state_dict()
+  expect_identical(dim(weights[["wte.weight"]]), c(10L, 8L))
+  expect_identical(nrow(summary(weights)), length(weights))
+  expect_output(str(weights), paste("state dict of", length(weights), "weights"))
+  encoding <- a_tokenizer()$encode("To")
+  expect_identical(encoding[["ids"]], encoding$ids)
+  expect_refused(encoding[[1]], "the fields of an encoding must be selected by name")
+  expect_identical(a_tokenizer()[["get_vocab"]](), a_tokenizer()$get_vocab())
+})

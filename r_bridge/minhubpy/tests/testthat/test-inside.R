@@ -40,6 +40,38 @@ test_that("the last layer of the logit lens predicts the same tokens as the mode
   expect_match(shown[length(shown)], paste(nrow(x), "rows"), fixed = TRUE)
 })
 
+lines <- c("To be, or not to be, that is the question", "O Romeo, Romeo, wherefore art thou Romeo?")
+trained <- function() the("lens", tuned_lens(a_model(), lines, steps = 20))
+
+test_that("a tuned lens is closer to the model's predictions than the logit lens", {
+  lens <- trained()
+  expect_identical(lens$divergence$layer, seq_len(a_model()$config$n_layer) - 1L)
+  expect_true(all(lens$divergence$tuned_lens < lens$divergence$logit_lens))
+  tuned <- logit_lens(a_model(), "To be, or not", n = 3, lens = lens)
+  last <- function(x) x[x$layer == a_model()$config$n_layer, "prob"]
+  expect_identical(last(tuned), last(predictions()))
+  expect_gt(summary(tuned)$as_last_layer[3], summary(predictions())$as_last_layer[3])
+  expect_match(format(lens)[1:2], "6 layers|layer logit_lens tuned_lens")
+  expect_identical(as.data.frame(lens), lens$divergence)
+  again <- unserialize(serialize(lens, NULL))
+  expect_identical(logit_lens(a_model(), "To be, or not", n = 3, lens = again), tuned)
+  expect_refused(logit_lens(a_model(), "To", lens = 1), "lens must be the result of tuned_lens(), not 1")
+  expect_refused(logit_lens(a_random_model(), 1:3, lens = lens), "lens belongs to a model with 160 channels, not 8", class = "ValueError")
+})
+
+test_that("heat maps have a column per token and a row per layer or point", {
+  shown <- strings(drawn(plot(activations(a_model(), c("To", "be"), at = c("embeddings", "layers.2.attn")))))
+  expect_true(all(c("Norm of the activations, text 2", "layers.2.attn", "T", "o", "b", "e") %in% shown))
+  pooled <- strings(drawn(plot(activations(a_model(), c("To", "be"), pool = "mean"))))
+  expect_true(all(c("1", "2", "text") %in% pooled))
+  expect_true(all(c("Induction scores", "head", "layer", "6") %in% strings(drawn(plot(head_scores(a_model(), 6, 1))))))
+  expect_true(all(c("tuned lens", "logit lens", "nats") %in% strings(drawn(plot(trained())))))
+  parts <- logit_attribution(a_model(), "O Romeo, Rom", "e")
+  shown <- strings(drawn(plot(parts, most = 2)))
+  expect_true(all(parts$component[order(-abs(parts$value))[1:2]] %in% shown))
+  expect_match(shown[grepl("sum to", shown)], paste0("12 smaller components are not shown; all values sum to ", format(sum(parts$value), digits = 3)))
+})
+
 test_that("plots of any part work at any size", {
   path <- tempfile(fileext = ".png")
   on.exit(unlink(path))

@@ -109,6 +109,7 @@ test_that("a copy is the same model, and readRDS() restores a model", {
 })
 
 test_that("a quantized model generates, scores and prints its format", {
+  needs_python()
   whole <- from_pretrained("minhub/shakespeare-gpt2")
   for (kind in c("int8", "nf4")) {
     model <- from_pretrained("minhub/shakespeare-gpt2", quantize = kind)

@@ -91,6 +91,7 @@ test_that("a full disk leaves a valid file", {
 })
 
 test_that("a change by another program is an error", {
+  needs_python()
   file <- tempfile(fileext = ".rds")
   expect_error(
     run(file, function(rows, news) {
@@ -102,6 +103,7 @@ test_that("a change by another program is an error", {
 })
 
 test_that("truncated files and parts in a wrong order never cause wrong results", {
+  needs_python()
   file <- tempfile(fileext = ".rds")
   expected <- run(file)
   bytes <- readBin(file, "raw", file.size(file))
@@ -123,6 +125,7 @@ test_that("truncated files and parts in a wrong order never cause wrong results"
 })
 
 test_that("results belong to the weights of a model, not to its path", {
+  needs_python()
   folder <- tempfile()
   file <- tempfile(fileext = ".rds")
   make <- function(seed) gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = seed)
@@ -150,6 +153,7 @@ test_that("results belong to the weights of a model, not to its path", {
 })
 
 test_that("a finished file requires no write permission", {
+  needs_python()
   folder <- tempfile()
   dir.create(folder)
   file <- file.path(folder, "x.rds")

@@ -52,6 +52,7 @@ test_that("without a working R torch, as_torch_module() raises an error with a s
   skip_if(!minhubpy:::is_hosted() && minhubpy:::torch_works(), "R torch works here")
   expected <- if (nzchar(system.file(package = "torch"))) "does not work" else "install.packages"
   expect_refused(as_torch_module(a_model()), expected)
+  expect_refused(as_torch_module(a_model(), lora = "a"), "lora must be one number")
 })
 
 test_that("a model accepts 1-based token IDs of R torch", {
@@ -534,3 +535,28 @@ test_that("functions for modules reject models with a solution", {
 })
 
 if (!attached_before && "package:torch" %in% search()) detach("package:torch")
+
+test_that("an adapter is trained in R torch and saved in PEFT's format", {
+  skip_without_torch()
+  model <- a_model()
+  module <- as_torch_module(model, lora = 4, seed = 1)
+  trained <- Filter(function(weight) weight$requires_grad, module$parameters)
+  expect_match(names(trained), "[.]factors[.]lora_[AB]$")
+  expect_lt(length(trained), length(module$parameters))
+  idx <- torch_tensor(matrix(2:9, 1L))
+  loss <- function() nnf_cross_entropy(module(idx)[1, 1:7, ], idx[1, 2:8])
+  expect_equal(as.array(module(idx)$detach()), as.array(model(idx)), tolerance = 1e-5)
+  optimizer <- optim_adamw(module$parameters, lr = 0.01)
+  before <- loss()$item()
+  for (step in 1:5) {
+    optimizer$zero_grad()
+    loss()$backward()
+    optimizer$step()
+  }
+  expect_lt(loss()$item(), before)
+  folder <- save_adapter(module, tempfile("adapter "))
+  expect_equal(as.array(model$adapter(folder)(idx)), as.array(module(idx)$detach()), tolerance = 1e-5)
+  more <- as_torch_module(model$adapter(folder)) # continues the training
+  expect_equal(as.array(more(idx)$detach()), as.array(module(idx)$detach()), tolerance = 1e-5)
+  expect_refused(save_adapter(as_torch_module(model), folder), "the module has no adapter")
+})

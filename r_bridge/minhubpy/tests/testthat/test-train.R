@@ -86,6 +86,7 @@ test_that("a run and its losses have print methods", {
 })
 
 test_that("set.seed() and seed make a run reproducible", {
+  needs_python()
   set.seed(3)
   one <- small(seed = NULL)
   set.seed(3)
@@ -100,6 +101,7 @@ test_that("set.seed() and seed make a run reproducible", {
 })
 
 test_that("text may be lines, a string or files, and temporary files are removed", {
+  needs_python()
   before <- dir(tempdir(), "^minhub-text-")
   lines <- small(VERSE)
   string <- small(paste0(VERSE, "\n", collapse = ""))
@@ -121,6 +123,7 @@ test_that("text may be lines, a string or files, and temporary files are removed
 })
 
 test_that("integers may be doubles, NULL is Python's default, and further settings are passed by name", {
+  needs_python()
   run <- small(steps = 4, clip = 2, held_out = 0.2, carry = FALSE, sample_tokens = 5, learning_rate = 1, dropout = 0L)
   told <- run$settings
   expect_identical(told[c("steps", "clip", "held_out", "carry", "sample_tokens", "learning_rate", "dropout")], list(
@@ -203,6 +206,7 @@ test_that("wrong arguments of a training are errors", {
 })
 
 test_that("a finished run can be continued and read from its folder", {
+  needs_python()
   run <- small(out = file.path(tempdir(), "more steps"))
   again <- minhub_run(file.path(tempdir(), "more steps"))
   expect_identical(again$losses, run$losses)
@@ -217,6 +221,7 @@ test_that("a finished run can be continued and read from its folder", {
 })
 
 test_that("a resumed run has the same result as an uninterrupted run", {
+  needs_python()
   # The run does not finish before the interrupt, and the learning rate does not depend on the number of steps.
   long <- function(steps = 1e5, ...) small(steps = steps, floor = 1, evaluate_every = 20, ...)
   news_of <- list(begins = function(news) news$event == "begins", later = function(news) identical(news$step, 20L))
@@ -241,6 +246,7 @@ test_that("a resumed run has the same result as an uninterrupted run", {
 })
 
 test_that("a run that was interrupted during the preparation of its text can be resumed", {
+  needs_python()
   text <- rep(VERSE, 2000)
   for (given in list(text, local({
     file <- tempfile(fileext = ".txt")
@@ -263,6 +269,7 @@ test_that("a run that was interrupted during the preparation of its text can be 
 })
 
 test_that("resuming a finished run prints a message", {
+  needs_python()
   old <- options(minhubpy.quiet = FALSE)
   on.exit(options(old))
   said <- testthat::capture_messages(minhub_resume(a_run(), progress = TRUE))
@@ -271,6 +278,7 @@ test_that("resuming a finished run prints a message", {
 })
 
 test_that("an error in the progress function stops a run with a checkpoint, and the run can be resumed", {
+  needs_python()
   out <- tempfile("broken-")
   condition <- outcome(small(steps = 1e5, out = out, progress = at("evaluated", function() stop("the user's own"))))
   expect_identical(conditionMessage(condition), "the user's own")
@@ -369,6 +377,7 @@ test_that("outside a console, a line is printed at least once a minute", {
 })
 
 test_that("the error for a corrupt run states how to recover it", {
+  needs_python()
   run <- small(out = tempfile("damaged-"))
   file.remove(file.path(run$folder, "checkpoints", "step-00000020", "progress.json"))
   message <- sprintf(
@@ -404,6 +413,7 @@ test_that("the status line of a console fits the width and is erased", {
 })
 
 test_that("a progress function receives all events", {
+  needs_python()
   heard <- list()
   run <- small(sample = "To", sample_tokens = 3, progress = function(news) heard[[length(heard) + 1L]] <<- news)
   events <- vapply(heard, `[[`, "", "event")
@@ -444,11 +454,13 @@ test_that("runs are compared by loss, with their names", {
 })
 
 test_that("an adapter of a model is trained, and its folder loads as a model", {
+  needs_python()
   from <- "minhub/shakespeare-gpt2"
   run <- minhub_train(
     rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
   )
   expect_identical(as.numeric(run$settings$lora$r), 2)
+  expect_output(print(summary(run)), "lora = list(r = 2", fixed = TRUE)
   expect_true(all(diff(run$losses$held_out_loss) < 0))
   expect_true(any(basename(list.files(run$folder, recursive = TRUE)) == "adapter_config.json"))
   text <- function(model) generate(model, "To be", max_new_tokens = 5, temperature = 0, stream = FALSE)
@@ -458,6 +470,7 @@ test_that("an adapter of a model is trained, and its folder loads as a model", {
 })
 
 test_that("a data frame teaches a model a task", {
+  needs_python()
   from <- "minhub/shakespeare-gpt2"
   quick <- function(data, ...) {
     minhub_train(data, from = from, lora = 4, batch = 4, context = 48, steps = 4, evaluate_every = 2, seed = 1, learning_rate = 0.01, ...)
@@ -474,12 +487,30 @@ test_that("a data frame teaches a model a task", {
   preference <- quick(data.frame(prompt = pairs$prompt, chosen = pairs$completion, rejected = " no"), beta = 0.5)
   expect_equal(preference$losses$held_out_loss[[1L]], log(2), tolerance = 1e-6)
   expect_identical(preference$settings$beta, 0.5)
+  kept <- quick(cbind(pairs, keep = TRUE))
+  expect_equal(kept$losses$held_out_loss[[1L]], 0, tolerance = 1e-6)
 
   # The adapter's folder with its model, in R and in a server.
   adapted <- from_pretrained(from, adapter = run)
   expect_identical(adapted(1:5), from_pretrained(run$folder)(1:5))
   expect_false(identical(adapted(1:5), a_model()(1:5)))
   expect_refused(from_pretrained(from, adapter = tempfile("none")), "There is no folder", class = "FileNotFoundError")
+
+  folder <- save_adapter(run, tempfile("adapter "))
+  expect_identical(from_pretrained(from, adapter = folder)(1:5), adapted(1:5))
+  expect_refused(save_adapter(a_model(), folder), "the model has no adapter", class = "ValueError")
+
+  # Further adapters share the weights of the model.
+  shared <- a_model()$adapter(run)
+  expect_identical(shared(1:5), adapted(1:5))
+  expect_identical(shared$adapter(NULL)(1:5), a_model()(1:5))
+  file <- tempfile(fileext = ".rds")
+  scores <- token_logprobs(shared, "To be", resume = file)
+  expect_identical(token_logprobs(unserialize(serialize(shared, NULL)), "To be", resume = file), scores)
+  expect_refused(token_logprobs(a_model(), "To be", resume = file), "belongs to another job")
+  expect_identical(unserialize(serialize(shared, NULL))(1:5), adapted(1:5))
+  expect_refused(a_model()$adapter(tempfile("none")), "There is no folder", class = "FileNotFoundError")
+  expect_refused(intervene(a_model(), "final", "zero")$adapter(run), "interventions", class = "ValueError")
   expect_refused(word_logprobs(adapted, "To be", manifest = tempfile(fileext = ".json")), "manifest does not support adapter")
 
   expect_refused(quick(pairs[0, ]), "text is a data frame without rows: pass one example per row")

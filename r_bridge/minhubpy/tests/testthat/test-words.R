@@ -134,6 +134,7 @@ test_that("an interrupted job is resumed from its file, and a finished job is lo
 })
 
 test_that("a truncated file is repaired, and files of other jobs are unchanged", {
+  needs_python()
   by <- rep(seq_len(2500), each = 2)
   file <- tempfile(fileext = ".rds")
   seen <- 0L
@@ -158,6 +159,7 @@ test_that("a truncated file is repaired, and files of other jobs are unchanged",
 })
 
 test_that("embeddings, log-probabilities and generated texts are resumed from their files", {
+  needs_python()
   folder <- tempfile()
   small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = 1)
   save_pretrained(small, folder, tokenizer = a_tokenizer())
@@ -230,6 +232,9 @@ test_that("wrong arguments are errors", {
   expect_refused(word_logprobs(model, 1:3), "x must be text, not an integer of length 3")
   expect_refused(word_logprobs(model, SENTENCES, by = "sentence"), "the data frame has no column sentence: its columns are item, word")
   expect_refused(word_logprobs(model, SENTENCES, words = "w"), "the data frame has no column w: its columns are item, word")
+  expect_refused(word_logprobs(model, data.frame(text = "a")), "its columns are text; select one with words = ")
+  expect_refused(word_logprobs(model, SENTENCES, by = item), 'by must be quoted: by = "item"')
+  expect_error(word_logprobs(model, SENTENCES, by = no_such), "object 'no_such' not found")
   expect_refused(word_logprobs(model, c("a", "b"), by = 1), "by must have one value for each of 2 words, not 1")
   expect_refused(word_logprobs(model, c("a", "b"), by = list()), "by must be a vector or names of columns, not a list of length 0")
   expect_refused(word_logprobs(model, "a", ignore_regex = "["), 'ignore_regex must be a valid regular expression, not "["')

@@ -367,6 +367,7 @@ test_that("a file is read while it is written, and read again if it was incomple
 })
 
 test_that("a large array arrives in order", {
+  needs_python()
   model <- gpt2(n_layer = 1, n_embd = 8, n_head = 1, n_positions = 192, seed = 1)$eval()
   logits <- model(1:192)
   expect_identical(dim(logits), c(1L, 192L, 50257L))

@@ -6,7 +6,7 @@
 #'
 #' Layers without attention, such as the linear layers of Qwen 3.5, are omitted.
 #' For an encoder-decoder such as T5, the function returns the weights of the
-#' encoder, in which a token attends to all tokens.
+#' encoder. Its tokens attend to all tokens.
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
@@ -59,65 +59,6 @@ format.minhub_attention <- function(x, ...) {
     paste0("  ", paste(shown, collapse = " "), if (length(tokens) > length(shown)) " ..."),
     "  x[layer, head, token, attended-to token]; plot(x) draws the weights"
   )
-}
-
-#' Apply the logit lens
-#'
-#' Applies the output layer of a model to the hidden states of each layer (the
-#' logit lens). The result shows how the prediction of the next token develops
-#' from layer to layer.
-#'
-#' @inheritParams attention_weights
-#' @param n The number of most likely tokens for each layer and token.
-#' @returns A data frame of class `minhub_logit_lens` with `n` rows per layer and
-#'   token and the columns
-#'   * `layer`: 0 for the embeddings, 1 for the first layer;
-#'   * `position`: the position of the token in the text, from 1;
-#'   * `token`: the token at this position;
-#'   * `rank`: 1 for the most likely next token;
-#'   * `predicted` and `id` (0-based): the predicted next token;
-#'   * `prob`: its probability.
-#'
-#'   It has a [plot()][plot.minhub_logit_lens()] method. `summary()` returns a
-#'   data frame with one row per `layer`: the mean `prob` of the most likely
-#'   token, and the proportions of positions at which it is the prediction of the
-#'   last layer (`as_last_layer`) and the next token of the text (`as_text`).
-#' @family functions that look inside a model
-#' @examplesIf minhubpy:::is_ready()
-#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
-#' lens <- logit_lens(model, "O Romeo, Rom")
-#' lens[lens$position == 12 & lens$rank == 1, ]
-#' plot(lens)
-#' \dontshow{minhubpy:::end_example()}
-#' @export
-logit_lens <- function(model, text, n = 5, tokenizer = NULL) {
-  model <- check_model(model)
-  result <- ask(
-    "logit_lens",
-    model = model, text = single_text(text, model), tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1)
-  )
-  structure(result$frame, ids = result$ids, class = c("minhub_logit_lens", "data.frame"))
-}
-
-#' @export
-print.minhub_logit_lens <- function(x, ...) {
-  shown <- structure(x, class = "data.frame", ids = NULL)
-  for (name in intersect(c("token", "predicted"), names(shown))) shown[[name]] <- encodeString(shown[[name]], quote = '"')
-  if (nrow(x) <= 20L || !all(c("layer", "position", "token", "rank", "predicted") %in% names(x))) {
-    print(shown, ...)
-    return(invisible(x))
-  }
-  top <- shown[shown$rank == min(shown$rank), ]
-  layers <- sort(unique(top$layer), decreasing = TRUE)
-  positions <- sort(unique(top$position))
-  grid <- matrix("", length(layers), length(positions), dimnames = list(
-    layer = layers, top$token[match(positions, top$position)]
-  ))
-  grid[cbind(match(top$layer, layers), match(top$position, positions))] <- top$predicted
-  cat("The most likely next token after each token, by layer (0: the embeddings)\n")
-  print(grid, quote = FALSE, ...)
-  cat(sprintf("A data frame of %d rows: %s\n", nrow(x), paste(names(x), collapse = ", ")))
-  invisible(x)
 }
 
 #' Plot attention weights and the logit lens
@@ -189,7 +130,7 @@ draw_head <- function(weights, names, shade) {
   draw_weights(weights, 0, 0, n, shade)
   token_text(-graphics::xinch(0.08), seq_len(n) - 0.5, labels, adj = c(1, 0.5), cex = size)
   token_text(seq_len(n) - 0.5, n + abs(graphics::yinch(0.08)), labels, adj = c(1, 0.5), srt = 90, cex = size)
-  legend_of_shares(shade, "weight")
+  legend_of_colors(shade, c("0", "1 weight"))
   footer(AXES, room = 0.6)
 }
 
@@ -225,7 +166,7 @@ draw_grid <- function(matrices, titles, names, shade, hint = "") {
       token_text(left + side / unit[[1L]] * at, y, labels, adj = c(1, 0.5), srt = 90, cex = size)
     }
   }
-  legend_of_shares(shade, "weight")
+  legend_of_colors(shade, c("0", "1 weight"))
   footer(AXES, hint, room = 0.6)
 }
 
@@ -243,7 +184,7 @@ draw_heads <- function(x, shade) {
   }
   panel_name(seq_len(wide) - 0.5, -0.1, paste0(rep(c("head ", ""), c(1L, wide - 1L)), dimnames(x)[[2L]]))
   panel_name(-graphics::xinch(0.06), seq_len(tall) - 0.5, paste0(rep(c("layer ", ""), c(1L, tall - 1L)), dimnames(x)[[1L]]), adj = c(1, 0.5))
-  legend_of_shares(shade, "weight")
+  legend_of_colors(shade, c("0", "1 weight"))
   footer(AXES, room = 0.6)
 }
 
@@ -256,72 +197,92 @@ draw_weights <- function(weights, left, top, wide, shade, high = wide) {
   graphics::rect(left, top + high, left + wide, top, border = "grey80", lwd = 0.7)
 }
 
-# The color scale from 0 to 1, at the lower left.
-legend_of_shares <- function(shade, what) {
-  area <- graphics::par("usr")
-  wide <- min(graphics::par("pin")[[1L]] * 0.2, lines_high(10)) / length(shade)
-  left <- area[[1L]] + graphics::xinch(wide) * (seq_along(shade) - 1)
-  down <- graphics::par("mai")[[1L]]
-  top <- area[[3L]] - graphics::yinch(down - lines_high(1.9))
-  bottom <- area[[3L]] - graphics::yinch(down - lines_high(1.4))
-  graphics::rect(left, bottom, left + graphics::xinch(wide), top, col = shade, border = NA, xpd = NA)
-  graphics::text(
-    c(left[[1L]], left[[length(left)]]), area[[3L]] - graphics::yinch(down - lines_high(0.8)), c("0", paste("1", what)),
-    adj = c(0.2, 0.5), cex = 0.7, xpd = NA
+#' Score attention heads on repeated random tokens
+#'
+#' Computes how much each head attends from a repeated token to the token after
+#' its first occurrence (induction heads), to its first occurrence
+#' (duplicate-token heads), and to the preceding token (previous-token heads).
+#'
+#' @param model A decoder-only transformer, see [from_pretrained()].
+#' @param length The number of random tokens, which are repeated once.
+#' @param samples The number of sequences.
+#' @param seed The seed of the tokens.
+#' @returns A data frame of class `minhub_head_scores` with one row per head and the
+#'   columns `layer`, `head`, `induction`, `previous_token` and `duplicate_token`:
+#'   mean attention weights. `plot()` draws heat maps.
+#' @references Olsson et al. (2022), "In-context Learning and Induction Heads".
+#' @family functions that look inside a model
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' scores <- head_scores(model, length = 20)
+#' head(scores[order(-scores$previous_token), ])
+#' plot(scores)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+head_scores <- function(model, length = 50, samples = 4, seed = 0) {
+  result <- ask(
+    "head_scores",
+    model = check_model(model), length = whole_number(length, min = 2), samples = whole_number(samples, min = 1),
+    seed = whole_number(seed)
   )
+  structure(result, class = c("minhub_head_scores", "data.frame"))
 }
 
-#' @rdname plot.minhub_attention
-#' @description
-#' The method for [logit_lens()] draws one row per layer, with the last layer at
-#' the top. A cell contains the most likely next token after the token at the
-#' bottom; darker cells are larger probabilities. A frame marks a prediction that
-#' is the next token of the text.
-#' @param start,most The first token to draw, and the maximum number of tokens.
+#' @rdname head_scores
+#' @param x The result of `head_scores()`.
+#' @param main The title of each panel.
+#' @param col The darkest color.
+#' @param ... Graphical parameters for [graphics::par()].
 #' @export
-plot.minhub_logit_lens <- function(x, start = 1, most = 14, main = NULL, col = "#0072B2", ...) {
-  check_plotted(x, c("layer", "position", "token", "rank", "predicted", "id", "prob"))
-  from <- whole_number(start, "start", min = 1)
-  ids <- attr(x, "ids")
-  count <- max(x$position)
-  if (from > count) fail("start must be at most ", count, ", the number of tokens, not ", from)
-  col <- check_color(col)
-  shown <- x[x$rank == 1 & x$position >= from & x$position < from + whole_number(most, "most", min = 1), ]
-  draw_panels(
-    if (is.null(main)) "Most likely next token by layer" else main,
-    function(i) draw_layers(shown, ids, count, shades(col)), ...
-  )
+plot.minhub_head_scores <- function(x, main = NULL, col = "#0072B2", ...) {
+  kinds <- c(induction = "Induction scores", previous_token = "Previous-token scores", duplicate_token = "Duplicate-token scores")
+  check_plotted(x, c("layer", "head", names(kinds)), "there is no head to plot")
+  shade <- shades(check_color(col))
+  layers <- sort(unique(x$layer))
+  heads <- sort(unique(x$head))
+  top <- max(x[names(kinds)], 1e-30)
+  draw_panels(if (is.null(main)) kinds else rep_len(check_main(main), 3L), function(i) {
+    color <- shade[1L + round(100 * x[[names(kinds)[[i]]]] / top)]
+    draw_cells(data.frame(column = match(x$head, heads), row = match(x$layer, layers), color), layers, heads, "head", "layer", family = "")
+    legend_of_colors(shade, c("0", paste(signif(top, 2L), "weight")))
+  }, ...)
   invisible(x)
 }
 
-draw_layers <- function(shown, ids, count, shade) {
-  numbers <- sort(unique(shown$layer))
-  positions <- sort(unique(shown$position))
-  names <- ifelse(numbers == 0, "embeddings", numbers)
-  beside <- max(graphics::strwidth(c(names, "layer"), units = "inches")) + 0.2
-  set_margins(left = beside, bottom = lines_high(4.6), right = 0.2)
-  wide <- (figure_width() - beside - 0.2) / length(positions)
-  graphics::plot.window(c(0, length(positions)), c(0, length(numbers)), xaxs = "i", yaxs = "i")
-  across <- match(shown$position, positions)
-  up <- match(shown$layer, numbers)
-  graphics::rect(across - 1, up - 1, across, up, col = shade[1L + round(100 * shown$prob)], border = "white", lwd = 0.7)
-  labels <- shorten(readable(data.frame(token = shown$predicted, id = shown$id)), 14L)
-  size <- text_size(labels, wide * 0.92, graphics::par("pin")[[2L]] / length(numbers) * 0.9)
-  token_text(across - 0.5, up - 0.5, labels, cex = max(0.4, size), col = ifelse(shown$prob > 0.5, "white", "grey15"))
-  right <- shown$position < count & shown$id == ids[shown$position + 1L]
-  right[is.na(right)] <- FALSE
-  graphics::rect(
-    across[right] - 0.97, up[right] - 0.95, across[right] - 0.03, up[right] - 0.05,
-    border = VERMILLION, lwd = 1.6
-  )
-  graphics::text(-graphics::xinch(0.08), seq_along(numbers) - 0.5, names, adj = c(1, 0.5), xpd = NA)
-  first <- shown[match(positions, shown$position), ]
-  under <- shorten(readable(data.frame(token = first$token, id = ids[positions])), 14L)
-  token_text(
-    seq_along(positions) - 0.5, -graphics::yinch(lines_high(0.7)), under,
-    cex = max(0.4, text_size(under, wide * 0.92, lines_high(1))), font = 2L
-  )
-  legend_of_shares(shade, "probability")
-  part <- if (length(positions) < count) paste0("; tokens ", positions[[1L]], " to ", max(positions), " of ", count)
-  footer(if (any(right)) "framed: next token of the text" else "token of the text", part, room = 0.6)
+#' Compute the attention rollout
+#'
+#' Multiplies the attention weights of the layers, averaged over heads and mixed
+#' with the identity for the residual connections: how much of each token of the
+#' text reaches each token of a layer.
+#'
+#' @param attention The result of [attention_weights()], of a model with attention
+#'   in each layer.
+#' @returns An array with the dimensions layer, token and token of the text. Rows
+#'   sum to 1.
+#' @references Abnar & Zuidema (2020), "Quantifying Attention Flow in
+#'   Transformers".
+#' @family functions that look inside a model
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' rollout <- attention_rollout(attention_weights(model, "To be"))
+#' round(rollout[6, , ], 2)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+attention_rollout <- function(attention) {
+  if (!inherits(attention, "minhub_attention")) {
+    fail("attention must be the result of attention_weights(), not ", describe(attention))
+  }
+  names <- dimnames(attention)
+  if (!identical(as.integer(names[[1L]]), seq_along(names[[1L]]))) {
+    fail("attention_rollout() needs attention in each layer, which this model does not have")
+  }
+  result <- array(0, dim(attention)[-2L], names[-2L])
+  before <- diag(length(names[[3L]]))
+  for (layer in seq_along(names[[1L]])) {
+    heads <- lapply(seq_along(names[[2L]]), function(head) matrix(attention[layer, head, , ], length(names[[3L]])))
+    mixed <- (Reduce(`+`, heads) / length(heads) + diag(length(names[[3L]]))) / 2
+    before <- (mixed / rowSums(mixed)) %*% before
+    result[layer, , ] <- before
+  }
+  result
 }

@@ -1,0 +1,54 @@
+"""The adapters of a model that is loaded: their folders, and their base."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.storage import read_object
+from minhub_py.models.base import LanguageModel
+
+AdapterSource = str | os.PathLike[str]
+DEFAULT_ADAPTER = "default"  # name of an adapter that is loaded alone
+
+
+def adapter_folders(
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None,
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> dict[str, Path]:
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    if adapter is None:
+        return {}
+    named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
+    folders = {}
+    for name, source in named.items():
+        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
+        folders[name] = hub.fetch(
+            identifier, revision or "main", token=token, local_files_only=local_files_only, files=(CONFIG, WEIGHTS)
+        )
+    return folders
+
+
+def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
+    """The base, its revision and the folder, if the identifier is a local folder with an adapter but without a model.
+
+    ValueError: the adapter does not name its base.
+    """
+    folder = Path(os.path.expanduser(os.fspath(identifier)))
+    if not (folder / CONFIG).is_file() or (folder / "config.json").exists():
+        return None
+    values = read_object(folder / CONFIG)
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
+    return base, values.get("revision") or "main", folder
+
+
+def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
+    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
+    if folders:
+        model.adapters = {name: attach(model, read_adapter(path, model)) for name, path in folders.items()}

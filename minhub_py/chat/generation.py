@@ -1,0 +1,177 @@
+"""Generation of one reply: from a prompt to text, reasoning and calls, with a prefix cache."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from minhub_py.chat.functions import Tool
+from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
+from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.chat.templates import ChatTemplate
+from minhub_py.chat.tool_grammar import LazyGrammar
+from minhub_py.chat.tools import schemas_of
+from minhub_py.chat.turns import Reply, ReplySettings, reasoning_and_calls
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+from minhub_py.inference.batch import Batch, Event
+from minhub_py.inference.disk_cache import DiskCache
+from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.prefixes import CachedPrefix, identity_of_weights
+from minhub_py.inference.sampling import StopCriteria, generators
+from minhub_py.models.base import LanguageModel
+
+PREFIX_CACHE_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and the form of its reply. dropped: number of messages removed to fit the context."""
+
+    ids: list[int]
+    dropped: int
+    settings: ReplySettings
+    max_new_tokens: int
+    form: ReplyForm
+    stop: StopCriteria
+    grammar: Grammar | LazyGrammar | None
+
+
+class ReplyGenerator:
+    """A chat model with its prefix cache.
+
+    context: maximum number of tokens of a prompt and its reply.    disk: also stores the prefixes.
+    """
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Any, template: ChatTemplate, context: int, disk: DiskCache | None
+    ) -> None:
+        self.model, self.tokenizer, self.template = model, tokenizer, template
+        self.context, self.disk = context, disk
+        self.prefixes: list[CachedPrefix] = []
+        self._weights: list[object] | None = None  # identity of those that computed the prefixes
+        self._vocabulary: Vocabulary | None = None
+
+    def copy(self) -> "ReplyGenerator":
+        """A generator with the same prefixes."""
+        other = copy.copy(self)
+        other.prefixes = list(self.prefixes)
+        return other
+
+    def prompt(
+        self, ids: list[int], dropped: int, settings: ReplySettings, tools: Sequence[Tool], *, required: bool,
+        schema: Any,
+    ) -> Prompt:  # fmt: skip
+        """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is invalid."""
+        schemas = schemas_of([tool.definition for tool in tools])
+        tail = end_of_prompt(self.tokenizer, ids)
+        form = ReplyForm(self.template.markup, tail, schemas, required and bool(tools), schema=schema)
+        stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
+        stop = replace(stop, ids=stop.ids | self.template.end_ids | form.end_ids)
+
+        def vocabulary() -> Vocabulary:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self.tokenizer, self.model.config.vocab_size, stop.ids)
+            return self._vocabulary
+
+        max_new_tokens = min(settings.max_new_tokens, self.context - len(ids))
+        grammar = form.grammar(vocabulary, max_new_tokens)
+        return Prompt(ids, dropped, settings, max_new_tokens, form, stop, grammar)
+
+    def batch(self) -> Batch:
+        """A batch for one reply, with the prefixes unless the weights have changed, for example by training."""
+        weights = identity_of_weights(self.model)
+        if weights != self._weights and self.disk is not None:
+            self.disk.weights_changed()
+        batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES, disk=self.disk)
+        if weights == self._weights:
+            batch.prefixes = self.prefixes
+        self._weights = weights
+        return batch
+
+
+class ReplyGeneration:
+    """The generation of one reply, which `deltas` runs. `reply` is its result so far.
+
+    number: of the reply in its chat, which determines its seed.
+    listener: receives reasoning and calls.
+    """
+
+    def __init__(
+        self, generator: ReplyGenerator, prompt: Prompt, number: int, listener: Callable[[ReplyEvent], object]
+    ) -> None:
+        settings = prompt.settings
+        self.generator, self.prompt, self.number, self.listener = generator, prompt, number, listener
+        self.events: list[Event] = []
+        self.parts: list[ReplyEvent] = []  # reasoning and calls
+        self.text: list[str] = []
+        [random] = generators(1, None if settings.seed is None else (settings.seed + number) % 2**63)
+        self.batch = generator.batch()
+        self.row = self.batch.admit(
+            prompt.ids, prompt.max_new_tokens, sampling=settings.sampling, generator=random, stop=prompt.stop,
+            logprobs=True, top=settings.top, matcher=None if prompt.grammar is None else prompt.grammar.matcher(),
+        )  # fmt: skip
+        self.seed, self.cached = random.initial_seed(), 0
+        self.start = time.perf_counter()
+
+    def deltas(self) -> Iterator[str]:
+        """Generate the reply. Closing the iterator ends it."""
+        text, interrupted_step = until(self._decoded(), self.prompt.stop.strings), True
+        try:
+            for delta in without_leading_space(text) if self.generator.template.kind == "plain" else text:
+                self.text.append(delta)
+                yield delta
+            interrupted_step = False
+        except GeneratorExit:  # raised between two steps
+            interrupted_step = False
+            raise
+        finally:
+            self.cached = self.batch.cached_tokens.get(self.row, 0)
+            if interrupted_step:  # the batch's cache may be inconsistent
+                self.generator.prefixes = []
+            else:
+                self.batch.retire(self.row)
+                self.generator.prefixes = self.batch.prefixes
+
+    def reply(self) -> Reply:
+        """The reply so far."""
+        events, ids = self.events, self.prompt.ids
+        return Reply(
+            "".join(self.text), [event.id for event in events], [event.logprob or 0.0 for event in events],
+            [list(event.top) for event in events] if self.prompt.settings.top else [],
+            (events[-1].end if events else None) or "interrupted", len(ids) - self.cached, self.cached,
+            self.prompt.dropped, time.perf_counter() - self.start, self.seed,
+            *reasoning_and_calls(self.parts, self.number + 1),
+        )  # fmt: skip
+
+    def _new_ids(self) -> Iterator[int]:
+        while len(self.batch):
+            for event in self.batch.step():
+                self.events.append(event)
+                yield event.id
+
+    def _decoded(self) -> Iterator[str]:
+        """The text of the reply, without its reasoning and calls."""
+        form, ids = self.prompt.form, self.prompt.ids
+        if not form.is_parsed:
+            yield from decode_stream(self.generator.tokenizer, self._new_ids(), ids)
+            return
+        parser = form.parser(ids)
+        for id in chain(self._new_ids(), (None,)):
+            is_cut = bool(self.events) and self.events[-1].end == "length"
+            for event in parser.close(cut=is_cut) if id is None else parser.add(id):
+                if event.kind == "content":
+                    yield event.text
+                else:
+                    self.parts.append(event)
+                    self.listener(event)
+
+
+def without_leading_space(deltas: Iterator[str]) -> Iterator[str]:
+    """Text deltas without the space that follows `Assistant:` in a plain dialogue."""
+    for delta in deltas:
+        if stripped := delta.lstrip():
+            yield stripped
+            break
+    yield from deltas

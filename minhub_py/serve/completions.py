@@ -1,0 +1,189 @@
+"""OpenAI API: completions.
+
+Source: OpenAI's API reference. lm-eval scores prompts with `echo` and `logprobs`.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from minhub_py.inference.sampling import Sampling
+from minhub_py.serve.engine import Token, token_text
+from minhub_py.serve.generation import Generation
+from minhub_py.serve.models import ServedModel
+from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
+from minhub_py.serve.server import server_of
+from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
+from minhub_py.serve.streaming import respond, sse
+from minhub_py.serve.validation import Fields, check_string, finite, invalid
+
+Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
+
+
+async def completions(request: HTTPRequest) -> Response:
+    """POST /v1/completions."""
+    served, fields = await server_of(request).read_with_model(request, "completion")
+    stream, usage_chunk = parse_stream(fields)
+    completion = await parse_completion(served, fields)
+    head = head_of("cmpl", served) | {"object": "text_completion"}
+    generation, count = completion.generation, len(completion.prompts) * completion.count
+
+    def counts() -> dict[str, Any]:
+        return usage(generation, sum(map(len, completion.prompts)))
+
+    async def complete() -> dict[str, Any]:
+        texts, tokens, ends = [""] * count, [list[Token]() for _ in range(count)], [""] * count
+        async for index, text, new, end in completion.parts():
+            texts[index] += text
+            tokens[index] += new
+            ends[index] = end or ends[index]
+        choices = [completion.choice(*values) for values in zip(range(count), texts, tokens, ends, strict=True)]
+        return {**head, "choices": choices, "usage": counts()}
+
+    async def events() -> AsyncIterator[bytes]:
+        unfinished = count
+        async for index, text, tokens, end in completion.parts():
+            unfinished -= end is not None
+            final = {"usage": counts()} if unfinished == 0 and not usage_chunk else {}
+            yield sse({**head, "choices": [completion.choice(index, text, tokens, end)], **final})
+        if usage_chunk:
+            yield sse({**head, "choices": [], "usage": counts()})
+        yield DONE
+
+    return await respond(request, generation, complete, events if stream else None)
+
+
+async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
+    """The completion that a request describes."""
+    fields.reject("suffix")
+    inputs = parse_prompts(served, fields.get("prompt"))
+    settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
+    schema = parse_schema(fields, "response_format")
+    settings["grammar"] = None if schema is None else await served.grammar(schema or None, "response_format.schema")
+    top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
+    fields.reject("best_of", harmless=(count,))
+    check_prompts(served, len(inputs), count)
+    echo, max_tokens = fields.boolean("echo"), fields.integer("max_tokens", 0, 2**31, 16) or 0
+    if max_tokens == 0 and not echo:
+        raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
+    if echo and served.model.encoder_decoder:
+        raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
+    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
+    return Completion(served, prompts, count, max_tokens, echo, top, settings)
+
+
+@dataclass(eq=False)
+class Completion:
+    """Prompts with `count` choices each, which have consecutive indices.
+
+    max_tokens: maximum number of new tokens; 0 only echoes the prompts.
+    echo: begin each choice with its prompt.
+    top: number of most likely tokens at each position; None: no log-probabilities.
+    settings: of `engine.Request`.
+    """
+
+    served: ServedModel
+    prompts: list[list[int]]
+    count: int
+    max_tokens: int
+    echo: bool
+    top: int | None
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.generation = Generation(self.served)
+        settings = self.settings | {"logprobs": self.top is not None, "top": self.top or 0}
+        for ids in self.prompts if self.max_tokens else ():
+            max_new_tokens = self.served.max_new_tokens(ids, self.max_tokens)
+            self.generation.add_choices(ids, max_new_tokens, self.count, **settings)
+        self.scored: dict[int, int] = {}  # request that scores a prompt -> number of the prompt
+        for number, ids in enumerate(self.prompts):
+            if self.echo and self.top is not None and len(ids) > 1:
+                self.served.max_new_tokens(ids[:-1], 1)
+                self.scored[len(self.generation.requests)] = number
+                self.generation.add(ids[:1], 0, targets=ids[1:], logprobs=True, top=max(self.top, 1))
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """The parts of all choices. Generated text follows the echoed prompt, which follows its scores."""
+        for number in sorted(set(range(len(self.prompts))) - set(self.scored.values())):
+            for part in self._echoed(number, []):
+                yield part
+        scores: dict[int, list[Token]] = {number: [] for number in self.scored.values()}
+        held: dict[int, list[Part]] = {number: [] for number in scores}
+        async for index, delta in self.generation.deltas():
+            if (scored := self.scored.get(index)) is None:
+                part = (index, delta.text, self._shown(delta.tokens), delta.end)
+                if (waiting := held.get(index // self.count)) is None:
+                    yield part
+                else:
+                    waiting.append(part)
+                continue
+            scores[scored] += delta.tokens
+            if delta.end is not None:
+                for part in (*self._echoed(scored, scores[scored]), *held.pop(scored)):
+                    yield part
+
+    def _echoed(self, number: int, scores: Sequence[Token]) -> Iterator[Part]:
+        """The prompt as the first part of its choices."""
+        if not self.echo:
+            return
+        ids, tokenizer = self.prompts[number], self.served.tokenizer
+        first = Token(ids[0], token_text(tokenizer, ids[0]), None, ())
+        tokens = [] if self.top is None else [first, *scores]
+        for index in range(number * self.count, (number + 1) * self.count):
+            yield index, tokenizer.decode(ids), tokens, None if self.max_tokens else "length"
+
+    def _shown(self, tokens: Sequence[Token]) -> list[Token]:
+        """New tokens whose log-probabilities a response contains."""
+        ends = self.settings["stop_ids"]
+        if self.echo:  # with the end token, which has no text: lm-eval expects max_tokens tokens after the prompt's
+            return [replace(token, text="") if token.id in ends else token for token in tokens]
+        return [token for token in tokens if token.id not in ends]
+
+    def choice(self, index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
+        """A choice, or a part of it, in the format of the API."""
+        logprobs = None if self.top is None else completion_logprobs(tokens, self.top)
+        return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
+
+
+def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:
+    """Prompts: a string, a list of token IDs, or a list of either."""
+    if value is None:
+        value = ""
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise invalid("prompt must be a string, a list of token IDs, or a list of either, not empty", "prompt")
+    if type(values[0]) is int:
+        return [served.check_ids(values)]
+    check_prompts(served, len(values), 1)
+    if any(value == [] for value in values):
+        raise invalid("a prompt must have at least one token ID", "prompt")
+    return [served.check_ids(value) if isinstance(value, list) else check_string(value, "prompt") for value in values]
+
+
+def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
+    """Reject more requests than half of the queue."""
+    maximum = (served.engine.batch_size + served.engine.queue_size) // 2
+    if prompts * choices > maximum:
+        raise invalid(f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total", "prompt")
+
+
+def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
+    """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
+    offsets, offset = [], 0
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else {text: finite(logprob) for _, text, logprob in reversed(token.top[:top])}
+            for token in tokens
+        ],
+        "text_offset": offsets,
+    }

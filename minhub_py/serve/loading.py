@@ -1,0 +1,97 @@
+"""Engines for loaded models, and the models in the local cache that a server can load."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minhub_py.checkpoints import local
+from minhub_py.inference.disk_cache import DiskCache
+from minhub_py.models.base import Encoder
+from minhub_py.registry import entry_of
+from minhub_py.serve.catalog import Source
+from minhub_py.serve.encoder_engine import EncoderEngine
+from minhub_py.serve.engine import Engine
+from minhub_py.serve.engine_thread import EngineThread
+from minhub_py.serve.models import ServedModel, Task
+from minhub_py.system.spelling import setting
+
+DEFAULT_CONTEXT = 4096
+
+
+def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
+    """The complete models in the Hub cache of supported architectures, and the built-ins."""
+    folders = {f"minhub/{path.parent.name}": path.parent for path in sorted(local.BUILTIN.glob("*/config.json"))}
+    sizes = {name: local.folder_size(path) for name, path in folders.items()}
+    for model in local.cached_models():
+        if model.complete and "main" in model.revisions:
+            folders[model.repository], sizes[model.repository] = model.folder, model.size
+    return {
+        name: Source(partial(load, name), sizes[name], task)
+        for name, path in folders.items()
+        if (task := task_of(path)) is not None
+    }
+
+
+def task_of(path: Path) -> Task | None:
+    """The task of a model, from its config.json; of a GGUF file, text generation. None: an unsupported architecture."""
+    if path.is_file():
+        return "completion"
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        architecture = entry_of(config.get("model_type")).architecture
+    except (OSError, ValueError, AttributeError):  # `minhub inspect` reports the reason
+        return None
+    if not architecture.Model.encoder_only:
+        return "completion"
+    return "rerank" if "SequenceClassification" in str(config.get("architectures")) else "embedding"
+
+
+def served_models(
+    networks: Mapping[str, Any], tokenizer: Any, template: Any, seconds: float, **settings: Any
+) -> Iterator[ServedModel]:
+    """A model, and the same model with adapters.
+
+    networks: by name, the model without an adapter first.    seconds: maximum duration of a request.
+    settings: of `engine_for`.
+    """
+    [base, *_] = networks
+    for name, network in networks.items():
+        engine = engine_for(network, tokenizer, name, **settings)
+        parent = None if name == base else base
+        try:
+            yield ServedModel(name, network, tokenizer, template, engine, seconds, parent=parent)
+        except ValueError:
+            engine.close()
+            raise
+
+
+def engine_for(
+    model: Any, tokenizer: Any, name: str, *, max_requests: int, context: int | None, waiting: int = 128,
+    prefix_cache: int = 2**28, cache_dir: str | None = None, cache_size: int = 10**10,
+) -> EngineThread[Any]:  # fmt: skip
+    """The engine of a model. Encoders do not use `context` and `cache_dir`.
+
+    ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.
+    """
+    if isinstance(model, Encoder):
+        settings = model.embedding_settings
+        lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
+        return EncoderEngine(model, min(length for length in lengths if length is not None), max_requests + waiting)
+    length = length_of(model, context, name)
+    disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
+    return Engine(
+        model, tokenizer, batch_size=max_requests, max_length=length, queue_size=waiting, prefix_bytes=prefix_cache,
+        disk=disk,
+    )  # fmt: skip
+
+
+def length_of(model: Any, requested: int | None, name: str) -> int:
+    """Maximum number of tokens of a sequence. ValueError: `requested` exceeds the model's context length."""
+    maximum: int | None = model.config.context_length
+    if requested is None:
+        return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if maximum is not None and requested > maximum:
+        raise ValueError(f"{setting('context', requested)} exceeds the context length of {name}: at most {maximum}")
+    return requested

@@ -1,0 +1,237 @@
+#' Compute activations at named points of a model
+#'
+#' Returns the values of a model at named points of its computation. The model's
+#' own computation is recorded, and the model does not change.
+#'
+#' Layers and heads count from 1, as in [attention_weights()] and [logit_lens()].
+#' A `*` matches any number, as in `"layers.*.resid"`.
+#'
+#' | point | value |
+#' | --- | --- |
+#' | `embeddings` | the input of layer 1 |
+#' | `layers.3.attn` | the output of the attention of layer 3, as added to the residual stream |
+#' | `layers.3.mlp` | the output of the MLP, as added to the residual stream |
+#' | `layers.3.resid` | the output of layer 3, the input of layer 4; in an LSTM, its hidden state |
+#' | `layers.3.heads.2` | the output of a head, before the output projection; `layers.3.heads` for all heads |
+#' | `layers.3.neurons.17` | an activation of the MLP; `layers.3.neurons` for all |
+#' | `final` | the input of the head, after the final norm |
+#'
+#' The decoder of an encoder-decoder such as T5 also has `layers.3.cross` and
+#' `layers.3.cross_heads.2`. The points of its encoder begin with `encoder.`.
+#'
+#' @inheritParams next_tokens
+#' @param model A model, see [from_pretrained()], or the result of [intervene()].
+#' @param texts A character vector, or token IDs.
+#' @param at The names of points. By default, the embeddings and the output of
+#'   each layer.
+#' @param pool `"none"` for a row per token, `"last"` for the last token of each
+#'   text, `"mean"` for the mean over the tokens of each text.
+#' @param targets For points in the decoder of an encoder-decoder: the
+#'   decoder's output for each text.
+#' @returns An object of class `minhub_activations`: a named list with a matrix
+#'   for each point, and the attribute `rows`, a data frame with the `text`,
+#'   `position` (from 1) and `token` of each row. [as.data.frame()][tidy.minhub]
+#'   returns one row per value, with the columns `point`, `layer`, `head`, `text`,
+#'   `position`, `token`, `channel` and `value`.
+#'   `plot()` draws their norms, by point and token, as a heat map.
+#' @family functions that look inside a model
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' x <- activations(model, "O Romeo", at = c("layers.2.attn", "layers.*.resid"))
+#' x
+#' dim(x[["layers.2.attn"]])
+#' head(as.data.frame(x))
+#' plot(x)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+activations <- function(model, texts, at = NULL, pool = c("none", "last", "mean"), targets = NULL, tokenizer = NULL) {
+  model <- check_model(model)
+  result <- ask(
+    "activations",
+    model = model, texts = texts_or_ids(texts, "texts"), tokenizer = check_tokenizer(tokenizer),
+    at = if (is.null(at)) NULL else texts(at), pool = choice(pool, c("none", "last", "mean")),
+    targets = optional(targets, texts_or_ids, "targets")
+  )
+  structure(result$values, rows = result$rows, class = "minhub_activations")
+}
+
+#' @export
+format.minhub_activations <- function(x, ...) {
+  sizes <- vapply(unclass(x), function(values) paste(dim(values), collapse = " x "), "")
+  c(
+    paste0("<activations> ", length(x), if (length(x) == 1L) " point, " else " points, ", nrow(attr(x, "rows")), " rows"),
+    paste0("  ", format(names(x)), "  ", sizes),
+    "  x[[point]] is a matrix; attr(x, \"rows\") describes its rows"
+  )
+}
+
+#' @export
+print.minhub_activations <- function(x, ...) print_format(x, ...)
+
+#' @rdname activations
+#' @param x The result of `activations()`.
+#' @param main The title of each panel.
+#' @param col The darkest color.
+#' @param ... Graphical parameters for [graphics::par()].
+#' @export
+plot.minhub_activations <- function(x, main = NULL, col = "#0072B2", ...) {
+  rows <- attr(x, "rows")
+  norms <- vapply(unclass(x), function(values) sqrt(rowSums(values^2)), numeric(nrow(rows)))
+  norms <- matrix(norms, nrow(rows), dimnames = list(NULL, names(x)))
+  by_text <- !anyDuplicated(rows$text)
+  panels <- if (by_text) list(seq_along(rows$text)) else split(seq_along(rows$text), rows$text)
+  shade <- shades(check_color(col))
+  titles <- panel_titles(main, "Norm of the activations", "text", if (!by_text) rows$text)
+  draw_panels(titles, function(i) {
+    shown <- panels[[i]]
+    labels <- if (by_text) rows$text else shorten(readable(data.frame(token = rows$token, id = NA)[shown, ]), 12L)
+    draw_norms(norms[shown, , drop = FALSE], as.character(labels), if (by_text) "text", shade)
+  }, ...)
+  invisible(x)
+}
+
+# A few tokens, often the first, have norms far above the others: the darkest color is the 95 % quantile.
+draw_norms <- function(norms, labels, xlab, shade) {
+  top <- stats::quantile(norms, 0.95, names = FALSE)
+  color <- shade[1L + round(100 * pmin(as.vector(norms) / max(top, 1e-30), 1))]
+  draw_cells(data.frame(column = as.vector(row(norms)), row = as.vector(col(norms)), color = color), colnames(norms), labels, xlab)
+  legend_of_colors(shade, c("0", paste(signif(top, 2L), "or more")))
+}
+
+# The layer and the head in the name of a point: 0 for the embeddings, NA without a number.
+place_of <- function(point) {
+  number <- function(pattern) {
+    if (grepl(pattern, point)) as.integer(sub(paste0(".*", pattern, ".*"), "\\1", point)) else NA_integer_
+  }
+  layer <- number("layers[.]([0-9]+)")
+  list(layer = if (grepl("embeddings$", point)) 0L else layer, head = number("heads[.]([0-9]+)"))
+}
+
+#' Compute a direction between two groups of texts
+#'
+#' Returns the direction from the mean activation of negative texts to the
+#' mean of positive texts, for [intervene()].
+#'
+#' @inheritParams activations
+#' @param positive,negative Character vectors, or token IDs.
+#' @param at The name of a point, see [activations()].
+#' @param method `"mean"`: the difference of the means. `"pca"`: the first
+#'   principal component of the differences of pairs, with length 1.
+#'   `"logistic"`: the weights of a logistic regression, with length 1; requires
+#'   the Python package scikit-learn.
+#' @param pool The activation of a text: of its `"last"` token or the `"mean"`.
+#' @returns A list of class `minhub_direction` with the numeric `vector`, and
+#'   `texts`, a data frame with the `group` and the `projection` of each text onto
+#'   the vector with length 1.
+#' @references Rimsky et al. (2024), "Steering Llama 2 via Contrastive Activation
+#'   Addition".
+#' @family functions that look inside a model
+#' @examplesIf minhubpy:::is_ready()
+#' model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
+#' love <- steering_direction(
+#'   model, c("I love", "sweet love"), c("I hate", "vile hate"), at = "layers.3.resid"
+#' )
+#' love
+#' intervene(model, "layers.3.resid", "add", love, scale = 2)
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+steering_direction <- function(model, positive, negative, at, method = c("mean", "pca", "logistic"), pool = c("last", "mean"), tokenizer = NULL) {
+  model <- check_model(model)
+  at <- string(at)
+  method <- choice(method, c("mean", "pca", "logistic"))
+  result <- ask(
+    "direction",
+    model = model, positive = texts_or_ids(positive, "positive"), negative = texts_or_ids(negative, "negative"),
+    tokenizer = check_tokenizer(tokenizer), at = at, kind = method, pool = choice(pool, c("last", "mean"))
+  )
+  groups <- factor(rep(c("positive", "negative"), lengths(result$projections)), c("positive", "negative"))
+  structure(
+    list(vector = result$vector, at = at, method = method, texts = data.frame(group = groups, projection = unlist(result$projections))),
+    class = "minhub_direction"
+  )
+}
+
+#' @rdname tidy.minhub
+#' @export
+as.data.frame.minhub_direction <- function(x, ...) x$texts
+
+#' @export
+format.minhub_direction <- function(x, ...) {
+  means <- format(tapply(x$texts$projection, x$texts$group, mean), digits = 3)
+  c(
+    paste0("<direction> ", x$method, " at ", x$at, ", ", length(x$vector), " channels"),
+    paste0("  mean projections: positive ", means[[1L]], ", negative ", means[[2L]])
+  )
+}
+
+#' @export
+print.minhub_direction <- function(x, ...) print_format(x, ...)
+
+#' Fit a linear probe
+#'
+#' Predicts labels from activations by a logistic regression, or numbers by a
+#' ridge regression, and measures the predictions by cross-validation. Requires
+#' the Python package scikit-learn.
+#'
+#' Rows of a group are in the same fold. The interval is a bootstrap over groups.
+#' The control has the same folds and shuffled labels.
+#'
+#' @param x A numeric matrix, such as `activations(...)[["layers.3.resid"]]`.
+#' @param y A label (factor, character or logical) or a number for each row.
+#' @param groups The group of each row. By default, each row is a group.
+#' @param folds The number of folds.
+#' @param penalty The strength of the L2 penalty.
+#' @param bootstrap The number of bootstrap samples.
+#' @param seed The seed of folds, shuffled labels and bootstrap.
+#' @returns A list of class `minhub_probe` with the `metric` ("accuracy" or "r2"),
+#'   the `score`, its `interval` (95 %), the score of the `control`, the `baseline`
+#'   of the most frequent class, `rows`, a data frame with the `fold` and the
+#'   `prediction` of each row, and the matrix `coef` of the fit to all rows.
+#' @references Hewitt & Liang (2019), "Designing and Interpreting Probes with
+#'   Control Tasks".
+#' @family functions that look inside a model
+#' @examplesIf minhubpy:::is_ready("probe")
+#' x <- matrix(rnorm(400), ncol = 4)
+#' linear_probe(x, ifelse(x[, 2] > 0, "high", "low"))
+#' \dontshow{minhubpy:::end_example()}
+#' @export
+linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap = 1000, seed = 0) {
+  if (!is.matrix(x) || !is.numeric(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
+  if (is.logical(y)) y <- as.character(y)
+  if (is.factor(y) || is.character(y)) {
+    y <- texts(y)
+  } else if (is.numeric(y)) {
+    if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
+    y <- as.double(y)
+  } else {
+    fail("y must be labels or numbers, not ", describe(y))
+  }
+  if (!is.null(groups) && !is.atomic(groups) || is.raw(groups)) fail("groups must have one label per row, not ", describe(groups))
+  result <- ask(
+    "probe",
+    x = unname(x), y = unname(y), groups = if (is.null(groups)) NULL else as.integer(factor(groups)), folds = whole_number(folds, min = 2),
+    penalty = number(penalty, above = 0), bootstrap = whole_number(bootstrap, min = 1), seed = whole_number(seed)
+  )
+  structure(
+    c(result[c("metric", "score", "interval", "control", "baseline", "classes", "coef")],
+      list(rows = data.frame(fold = result$folds, prediction = result$predictions))),
+    class = "minhub_probe"
+  )
+}
+
+#' @rdname tidy.minhub
+#' @export
+as.data.frame.minhub_probe <- function(x, ...) x$rows
+
+#' @export
+format.minhub_probe <- function(x, ...) {
+  shown <- function(value) formatC(value, digits = 3, format = "f")
+  c(
+    paste0("<probe> ", x$metric, " ", shown(x$score), " (95 % interval ", paste(shown(x$interval), collapse = " to "), ")"),
+    paste0("  shuffled labels ", shown(x$control), if (x$metric == "accuracy") paste0(", most frequent class ", shown(x$baseline)))
+  )
+}
+
+#' @export
+print.minhub_probe <- function(x, ...) print_format(x, ...)
+
