@@ -1,6 +1,7 @@
 """Weight table of BLOOM: other names than Llama's, and q, k and v fused per head, as in GPT-NeoX."""
 
-from weights_map.engine import Row, Table, tie, unfuse_heads
+from weights_map.engine import Row, Table, tie, unfuse_heads, ungroup_heads
+from weights_map.gguf import GGUFArchitecture, inverse
 
 KINDS = ("weight", "bias")
 LAYERS = {"input_layernorm": "input_layernorm", "self_attention.dense": "self_attn.o_proj",
@@ -22,4 +23,37 @@ table = Table(
         Row("score.weight", "head.out.weight", optional=True, head="sequence"),
     ),
     spellings=(("", "transformer."),),  # the first published files
+)  # fmt: skip
+
+GGUF_LAYERS = {
+    "attn_norm": "input_layernorm",
+    "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+gguf = (
+    GGUFArchitecture(
+        "bloom",
+        model_type="bloom",
+        settings={
+            "context_length": "seq_length",
+            "embedding_length": "hidden_size",
+            "block_count": "n_layer",
+            "feed_forward_length": "n_inner",  # always four times the width
+            "attention.head_count": "n_head",
+            "attention.head_count_kv": "n_head",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        },
+        rows=(
+            Row("token_embd.weight", "transformer.word_embeddings.weight"),
+            *(Row(f"token_embd_norm.{kind}", f"transformer.word_embeddings_layernorm.{kind}") for kind in KINDS),
+            *(Row(f"blk.{{}}.attn_qkv.{kind}", f"transformer.h.{{}}.self_attention.query_key_value.{kind}",
+                  inverse(ungroup_heads(3, "n_head"))) for kind in KINDS),
+            *(Row(f"blk.{{}}.{theirs}.{kind}", f"transformer.h.{{}}.{hub}.{kind}")
+              for theirs, hub in GGUF_LAYERS.items() for kind in KINDS),
+            *(Row(f"output_norm.{kind}", f"transformer.ln_f.{kind}") for kind in KINDS),
+            Row("output.weight", "lm_head.weight", optional=True),
+        ),
+    ),
 )  # fmt: skip

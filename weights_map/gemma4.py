@@ -1,6 +1,10 @@
 """Weight table of the text model of Gemma 4. Norm weights are stored as they are, unlike those of Gemma 1 to 3."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from weights_map.engine import Row, Table, drop, same, tie, unstack
+from weights_map.gguf import GGUFArchitecture
 
 LAYER = "model.layers.{}"
 CACHING = "caching_layers"  # files also have the unused keys and values of later layers
@@ -64,3 +68,122 @@ table = Table(
     ),
     spellings=(("model.language_model.", "model."), ("model.", ""), ("", "model.")),
 )  # fmt: skip
+
+
+def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings that files state for each layer, in the form of config.json. Without a soft cap, llama.cpp has 30."""
+    sliding, heads = settings["layer_types"], settings["num_key_value_heads"]
+    width = settings["intermediate_size"]
+    if not isinstance(sliding, list) or not all(isinstance(numbers, int | list) for numbers in (heads, width)):
+        raise ValueError("attention.sliding_window_pattern must be a list, and KV heads and widths numbers or lists")
+    own: dict[str, Any] = {"layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]}
+    if isinstance(heads, list):  # only models whose full layers have no values of their own
+        full = [number for number, each in zip(heads, sliding, strict=False) if not each]
+        other = [number for number, each in zip(heads, sliding, strict=False) if each]
+        own |= {"attention_k_eq_v": True, "num_key_value_heads": (other or full)[0],
+                "num_global_key_value_heads": full[0] if full else None}  # fmt: skip
+    own["final_logit_softcapping"] = settings.get("final_logit_softcapping", 30.0) or None
+    if isinstance(width, list):
+        own |= {"intermediate_size": min(width), "use_double_wide_mlp": max(width) > min(width)}
+    return own
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ValueError: llama.cpp lacks a setting of the model."""
+    ropes, sliding = config["rope_parameters"], [kind == "sliding_attention" for kind in config["layer_types"]]
+    if ropes["full_attention"]["rope_type"] != "proportional" or "factor" in ropes["full_attention"]:
+        raise ValueError("llama.cpp's gemma4 has proportional rotary embeddings in layers of full attention only")
+    if ropes["sliding_attention"]["rope_type"] != "default":
+        raise ValueError("llama.cpp's gemma4 has default rotary embeddings in layers of sliding attention only")
+    if config["attention_bias"] or config["hidden_activation"] != "gelu_pytorch_tanh" or "per_layer_config" in config:
+        raise ValueError("llama.cpp's gemma4 has no biases, no other activation, and one number of KV heads")
+    if config["hidden_size_per_layer_input"] and config["vocab_size_per_layer_input"] != config["vocab_size"]:
+        raise ValueError("llama.cpp's gemma4 has embeddings of the same number of tokens only")
+    size, heads, width = config["global_head_dim"], config["num_key_value_heads"], config["intermediate_size"]
+    shared = config["num_kv_shared_layers"]
+    own = len(sliding) - shared
+    if shared and sliding[own - 2 : own] != [True, False]:
+        raise ValueError("llama.cpp's gemma4 shares the keys of a layer of sliding and the next one of full attention")
+    keys: dict[str, Any] = {
+        "attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size,
+        "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+        "attention.sliding_window_pattern": sliding,
+        "final_logit_softcapping": config["final_logit_softcapping"] or 0.0,
+    }  # fmt: skip
+    if config["attention_k_eq_v"]:
+        others = config["num_global_key_value_heads"]
+        keys["attention.head_count_kv"] = [heads if each else others for each in sliding]
+    if config["use_double_wide_mlp"]:
+        keys["feed_forward_length"] = [width] * own + [2 * width] * shared
+    return keys
+
+
+GGUF_LAYERS = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_output": "self_attn.o_proj", "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+GGUF_OPTIONAL = {
+    "attn_k": "self_attn.k_proj", "attn_k_norm": "self_attn.k_norm", "attn_v": "self_attn.v_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2", "ffn_gate_inp": "router.proj",
+    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
+}  # fmt: skip
+GGUF_OTHER = {
+    "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale", "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+}  # fmt: skip
+gguf = (
+    GGUFArchitecture(
+        "gemma4",
+        model_type="gemma4_text",
+        settings={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "block_count": "num_hidden_layers",
+            "feed_forward_length": "intermediate_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.head_count_kv": "num_key_value_heads",
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "attention.value_length_swa": "head_dim",
+            "rope.dimension_count_swa": "head_dim",
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": "layer_types",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        rows=(
+            Row("token_embd.weight", "model.embed_tokens.weight"),
+            Row("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", optional=True),
+            Row("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", optional=True),
+            Row("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", optional=True),
+            *(Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight") for theirs, hub in GGUF_LAYERS.items()),
+            *(
+                Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
+                for theirs, hub in GGUF_OPTIONAL.items()
+            ),
+            *(Row(f"blk.{{}}.{theirs}", f"{LAYER}.{hub}", optional=True) for theirs, hub in GGUF_OTHER.items()),
+            Row("output_norm.weight", "model.norm.weight"),
+            Row("output.weight", "lm_head.weight", optional=True),
+            Row("rope_freqs.weight", (), drop),
+        ),
+        # Without inputs of the layers, this setting has no effect.
+        sizes={
+            "token_embd.weight": "vocab_size_per_layer_input",
+            "per_layer_token_embd.weight": "vocab_size_per_layer_input",
+        },
+        flags={"blk.0.ffn_gate_inp.weight": "enable_moe_block"},
+        derive=derive,
+        encode=encode,
+        rope_by_type=True,
+    ),
+)

@@ -47,6 +47,8 @@ class GGUFArchitecture:
         with_experts: for files with experts, if files without have the same general.architecture.
         assumed: a description of settings that the files lack; "" if they are complete.
         model_types: the Hub's model_types that are written as this architecture; () for model_type only.
+        rope_by_type: layers with full and with sliding attention have different rotary embeddings, the
+            latter with rope_theta `rope_local_base_freq`.
         encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
             a setting.
     """
@@ -63,6 +65,7 @@ class GGUFArchitecture:
     assumed: str = ""
     model_types: tuple[str, ...] = ()
     encode: Encode = no_keys
+    rope_by_type: bool = False
 
     @property
     def key(self) -> str:

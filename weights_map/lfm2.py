@@ -1,6 +1,11 @@
 """Weight tables of LFM2 and LFM2 MoE. A layer has either self_attn or conv; the model reports missing ones."""
 
-from weights_map.engine import Row, Table, same, tie
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from weights_map.engine import Row, Table, same, squeeze, tie, unstack
+from weights_map.gguf import GGUFArchitecture, inverse
 from weights_map.mixtral import PROJECTIONS, expert_rows
 
 LAYER = "model.layers.{}"
@@ -38,3 +43,88 @@ experts = (
 )
 spellings = (("model.", ""), ("", "model."))
 tables = (Table("lfm2", rows, spellings), Table("lfm2_moe", (*rows, *experts), spellings))
+
+
+def layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A convolution has no KV heads. The width of the MLP is the computed one."""
+    heads = settings["num_key_value_heads"]
+    if not isinstance(heads, list):
+        raise ValueError(f"attention.head_count_kv must be a list with a number for each layer, not {heads!r:.80}")
+    own: dict[str, Any] = {} if "moe_intermediate_size" in settings else {"block_auto_adjust_ff_dim": False}
+    return {**own, "num_key_value_heads": max(heads, default=0),
+            "layer_types": ["full_attention" if number else "conv" for number in heads]}  # fmt: skip
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ValueError: llama.cpp lacks a setting of the model."""
+    if config["conv_bias"]:
+        raise ValueError("llama.cpp's lfm2 has convolutions without biases only")
+    if not config.get("use_expert_bias", True):
+        raise ValueError("llama.cpp's lfm2moe has experts with a bias of their choice only")
+    heads = config["num_key_value_heads"]
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+    }
+    return keys | ({"expert_gating_func": 2} if "num_experts" in config else {})
+
+
+GGUF_SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "shortconv.l_cache": "conv_L_cache",
+}
+GGUF_LAYERS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+               "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
+               "attn_k_norm": "self_attn.k_layernorm", "shortconv.in_proj": "conv.in_proj",
+               "shortconv.out_proj": "conv.out_proj", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
+               "ffn_down": "feed_forward.w2"}  # fmt: skip
+lfm2 = GGUFArchitecture(
+    "lfm2",
+    model_type="lfm2",
+    settings=GGUF_SETTINGS,
+    rows=(
+        Row("token_embd.weight", "model.embed_tokens.weight"),
+        Row("blk.{}.attn_norm.weight", f"{LAYER}.operator_norm.weight"),
+        Row("blk.{}.ffn_norm.weight", f"{LAYER}.ffn_norm.weight"),
+        Row("blk.{}.shortconv.conv.weight", f"{LAYER}.conv.conv.weight", inverse(squeeze(1)), optional=True),
+        *(
+            Row(f"blk.{{}}.{theirs}.weight", f"{LAYER}.{hub}.weight", optional=True)
+            for theirs, hub in GGUF_LAYERS.items()
+        ),
+        Row("token_embd_norm.weight", "model.embedding_norm.weight"),
+        Row("output.weight", "lm_head.weight", optional=True),
+    ),
+    derive=layer_types,
+    encode=encode,
+)
+gguf = (
+    lfm2,
+    replace(
+        lfm2,
+        name="lfm2moe",
+        model_type="lfm2_moe",
+        settings={
+            **GGUF_SETTINGS,
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        required={"expert_gating_func": 2},
+        rows=(
+            *lfm2.rows,
+            Row("blk.{}.ffn_gate_inp.weight", f"{LAYER}.feed_forward.gate.weight", optional=True),
+            Row("blk.{}.exp_probs_b.bias", f"{LAYER}.feed_forward.expert_bias", optional=True),
+            *(
+                Row(f"blk.{{}}.ffn_{name}_exps.weight", f"{LAYER}.feed_forward.experts.{{}}.{hub}.weight",
+                    unstack("num_experts"), optional=True)
+                for name, hub in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+            ),
+        ),
+    ),
+)  # fmt: skip

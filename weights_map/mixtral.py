@@ -6,8 +6,9 @@ native side each matrix is apart, in both cases a view of the file.
 
 from dataclasses import replace
 
-from weights_map.engine import Row, Table, same, tie, unstack
+from weights_map.engine import Row, Table, cat, same, tie, unstack
 from weights_map.gguf import GGUFArchitecture
+from weights_map.granite import gguf as granite_architectures
 from weights_map.llama import PAIRS, gguf_architecture
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -89,6 +90,9 @@ tables = (
             Row(f"{GRANITE}.experts.gate_up_proj", GATE_UP, unstack("num_experts", 2), optional=True),
             Row(f"{GRANITE}.experts.down_proj", f"{NATIVE}.experts.down_proj.{{}}", unstack("num_experts"),
                 optional=True),
+            # Of GGUF files, whose gate and up are apart
+            *(Row(f"{GRANITE}.experts.{name}", f"{NATIVE}.experts.{name}.{{}}", unstack("num_experts"), optional=True)
+              for name in PROJECTIONS[:2]),
         ),
     ),
 )  # fmt: skip
@@ -116,6 +120,7 @@ def gguf_with_experts(
     )
 
 
+[granite_gguf] = granite_architectures
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 gguf = (
     replace(
@@ -137,5 +142,23 @@ gguf = (
             gguf_architecture("olmoe", flags=ATTENTION_BIAS), "olmoe", "mlp", PROJECTIONS
         ),
         required={"expert_gating_func": 1, "expert_weights_norm": False},
+    ),
+    replace(
+        granite_gguf, name="granitemoe", model_type="granitemoe", model_types=("granitemoe",),
+        settings={
+            **{key: name for key, name in granite_gguf.settings.items() if name != "head_dim"},
+            "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+        },
+        rows=(
+            *(row for row in granite_gguf.rows if row.hub == "blk.{}.ffn_norm.weight" or ".ffn_" not in str(row.hub)),
+            Row("blk.{}.ffn_gate_inp.weight", f"{GRANITE}.router.layer.weight", same),
+            # Read as two tensors, which are views of the file; written from the Hub's one.
+            *(Row(f"blk.{{}}.ffn_{name}_exps.weight", f"{GRANITE}.experts.{name}_proj", same, optional=True)
+              for name in ("gate", "up")),
+            Row(("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"), f"{GRANITE}.input_linear.weight",
+                cat(2, 1), optional=True),
+            Row("blk.{}.ffn_down_exps.weight", f"{GRANITE}.output_linear.weight", same),
+        ),
+        flags={"blk.0.attn_q.bias": "attention_bias"},
     ),
 )  # fmt: skip

@@ -3,13 +3,15 @@
 A layer has either self_attn or linear_attn, and an MLP or experts; the model reports missing ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from weights_map.engine import Operation, Row, Table, drop, same, tie
+from weights_map.engine import Operation, Row, Table, drop, same, squeeze, tie, unstack
+from weights_map.gguf import GGUFArchitecture, inverse, subtract_one
 from weights_map.mixtral import PROJECTIONS, expert_rows
 
 Sizes = tuple[int, int, int, int]  # key heads, key size, value size, and value heads of a key head
@@ -128,3 +130,170 @@ tables = (
         ),
     ),
 )  # fmt: skip
+
+
+# --- GGUF. The value heads of Qwen 3.5 are in another order: those of a key head are not adjacent, but G heads apart.
+
+
+def regrouped(dim: int = 0, after: bool = False) -> Operation:
+    """Reorder the value heads along `dim`. after: they follow q and k."""
+
+    def move(tensor: Tensor, sizes: Sizes, outer: int, inner: int) -> Sequence[Tensor]:
+        first = 2 * sizes[0] * sizes[1] if after else 0
+        keys, values = tensor.split([first, tensor.size(dim) - first], dim)
+        values = values.unflatten(dim, (outer, inner, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+        return [torch.cat((keys, values), dim)]
+
+    return Operation(
+        "order of value heads",
+        lambda tensors, sizes: move(tensors[0], sizes, sizes[3], sizes[0]),
+        lambda tensors, sizes: move(tensors[0], sizes, sizes[0], sizes[3]),
+        setting="delta_sizes",
+        permutes=dim == 0,
+    )
+
+
+def then(first: Operation, second: Operation) -> Operation:
+    """Two operations, the first of them without a setting."""
+    return replace(
+        second,
+        name=f"{first.name}, {second.name}",
+        to_native=lambda tensors, *sizes: second.to_native(first.to_native(tensors), *sizes),
+        to_hub=lambda tensors, *sizes: first.to_hub(second.to_hub(tensors, *sizes)),
+        permutes=False,
+    )
+
+
+decay = Operation("from -e^w to w", lambda x: [(-x[0]).log()], lambda x: [-x[0].exp()])
+taps = inverse(squeeze(1))
+row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten()])
+
+
+def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings in the form of config.json."""
+    heads, keys = settings["linear_num_value_heads"], settings["linear_num_key_heads"]
+    size, recurrent = settings["linear_value_head_dim"] // heads, settings.get("layer_types")
+    own: dict[str, Any] = {"linear_value_head_dim": size}
+    if recurrent is not None:
+        own["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent]
+    return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ValueError: llama.cpp lacks a setting of the model."""
+    name = config["model_type"]
+    if config["attention_bias"] or config["hidden_act"] != "silu" or not config.get("norm_topk_prob", True):
+        raise ValueError(f"llama.cpp has a {name} without biases, with silu, and with weights of experts that sum to 1")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("llama.cpp's qwen3next has experts in all layers")
+    size = config["linear_value_head_dim"]
+    if size != config["linear_key_head_dim"]:
+        raise ValueError(f"llama.cpp's {name} has keys and values of the same size only")
+    sections = {}
+    if name != "qwen3_next":  # rotated pairs of time, height and width, which are equal for text
+        pairs = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]) // 2
+        sections["rope.dimension_sections"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
+    recurrent = [kind == "linear_attention" for kind in config["layer_types"]]
+    return {**sections, "ssm.inner_size": size * config["linear_num_value_heads"],
+            "attention.recurrent_layers": recurrent}  # fmt: skip
+
+
+GGUF_SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.recurrent_layers": "layer_types",
+    "full_attention_interval": "full_attention_interval",
+    "rope.dimension_count": "partial_rotary_factor",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "linear_value_head_dim",  # times the number of heads
+}
+GGUF_SPARSE = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+PARTS = dict(zip(("gate", "up", "down"), PROJECTIONS, strict=True))
+gguf_mlp = tuple(Row(f"blk.{{}}.ffn_{part}.weight", f"{LAYER}.mlp.{hub}.weight") for part, hub in PARTS.items())
+gguf_experts = (
+    Row("blk.{}.ffn_gate_inp.weight", f"{LAYER}.mlp.gate.weight"),
+    Row("blk.{}.ffn_gate_inp_shexp.weight", f"{LAYER}.mlp.shared_expert_gate.weight", row),
+    *(Row(f"blk.{{}}.ffn_{part}_shexp.weight", f"{LAYER}.mlp.shared_expert.{hub}.weight")
+      for part, hub in PARTS.items()),
+    *(Row(f"blk.{{}}.ffn_{part}_exps.weight", f"{LAYER}.mlp.experts.{{}}.{hub}.weight", unstack("num_experts"))
+      for part, hub in PARTS.items()),
+)  # fmt: skip
+
+
+def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
+    """The rows of a GGUF architecture. tiled: the value heads have another order."""
+
+    def of_heads(first: Operation | None = None, dim: int = 0, after: bool = False) -> Operation:
+        if not tiled:
+            return first or same
+        return regrouped(dim, after) if first is None else then(first, regrouped(dim, after))
+
+    delta = f"{LAYER}.linear_attn"
+    return (
+        Row("token_embd.weight", "model.embed_tokens.weight"),
+        Row("blk.{}.attn_norm.weight", f"{LAYER}.input_layernorm.weight", subtract_one),
+        Row("blk.{}.post_attention_norm.weight", f"{LAYER}.post_attention_layernorm.weight", subtract_one),
+        *(Row(f"blk.{{}}.attn_{name}.weight", f"{LAYER}.self_attn.{hub}_proj.weight", optional=True)
+          for name, hub in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o"))),
+        *(Row(f"blk.{{}}.attn_{name}_norm.weight", f"{LAYER}.self_attn.{name}_norm.weight", subtract_one,
+              optional=True) for name in "qk"),
+        Row("blk.{}.ssm_conv1d.weight", f"{delta}.conv1d.weight", of_heads(taps, after=True), optional=True),
+        Row("blk.{}.ssm_dt.bias", f"{delta}.dt_bias", of_heads(), optional=True),
+        Row("blk.{}.ssm_a", f"{delta}.A_log", of_heads(decay), optional=True),
+        Row("blk.{}.ssm_norm.weight", f"{delta}.norm.weight", optional=True),
+        Row("blk.{}.ssm_out.weight", f"{delta}.out_proj.weight", of_heads(dim=1), optional=True),
+        *others,
+        Row("output_norm.weight", "model.norm.weight", subtract_one),
+        Row("output.weight", "lm_head.weight", optional=True),
+    )  # fmt: skip
+
+
+gguf_delta = (
+    Row("blk.{}.attn_qkv.weight", f"{LAYER}.linear_attn.in_proj_qkv.weight", regrouped(after=True), optional=True),
+    *(Row(f"blk.{{}}.{name}.weight", f"{LAYER}.linear_attn.in_proj_{hub}.weight", regrouped(), optional=True)
+      for name, hub in (("attn_gate", "z"), ("ssm_beta", "b"), ("ssm_alpha", "a"))),
+)  # fmt: skip
+gguf_next = (
+    Row(("blk.{}.attn_qkv.weight", "blk.{}.attn_gate.weight"), f"{LAYER}.linear_attn.in_proj_qkvz.weight",
+        inverse(qkvz), optional=True),
+    Row("blk.{}.ssm_ba.weight", f"{LAYER}.linear_attn.in_proj_ba.weight", optional=True),
+)  # fmt: skip
+qwen35 = GGUFArchitecture(
+    "qwen35",
+    model_type="qwen3_5_text",
+    settings={**GGUF_SETTINGS, "feed_forward_length": "intermediate_size"},
+    rows=gguf_rows(*gguf_delta, *gguf_mlp, tiled=True),
+    derive=derive,
+    encode=encode,
+    required={"nextn_predict_layers": 0},
+)
+gguf = (
+    qwen35,
+    replace(
+        qwen35,
+        name="qwen35moe",
+        model_type="qwen3_5_moe_text",
+        settings={**GGUF_SETTINGS, **GGUF_SPARSE},
+        rows=gguf_rows(*gguf_delta, *gguf_experts, tiled=True),
+    ),
+    replace(
+        qwen35,
+        name="qwen3next",
+        model_type="qwen3_next",
+        settings={**qwen35.settings, **GGUF_SPARSE},
+        rows=gguf_rows(*gguf_next, *gguf_experts, tiled=False),
+    ),
+)

@@ -37,7 +37,8 @@ from weights_map.gguf import GGUFArchitecture
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
 # Keys after "<architecture>." that do not change the result, and keys that are supported with one value only.
-IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+IGNORED_KEYS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type",
+                "rope.dimension_sections"}  # fmt: skip  # the last is for images
 REQUIRED_VALUES = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
@@ -55,6 +56,7 @@ SAMPLING_KEYS = {
 }  # fmt: skip
 # Poolings of text embeddings by the value of "<architecture>.pooling_type"; 0 is none.
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+UNROTATED = 1e30  # the frequency factor of pairs that do not rotate
 # Rotary settings of Llama 3.1, 3.2 and 3.3. The files store the resulting frequency factors instead.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -186,7 +188,7 @@ class GGUFCheckpoint(Checkpoint):
         if rope.get("rope_type") == "none":
             rope["rope_type"] = "default"
         if "rope_freqs.weight" in self._tensors:
-            rope |= llama3_rope(self._tensors["rope_freqs.weight"], rope, size)
+            rope |= scaled_rope(self._tensors["rope_freqs.weight"], rope, size)
         if "rope_factors_long.weight" in self._tensors:
             rope |= {"rope_type": "longrope", "attention_factor": settings.get("attention_factor", 1.0)}
             rope |= {f"{name}_factor": self._tensors[f"rope_factors_{name}.weight"].tolist()
@@ -196,6 +198,12 @@ class GGUFCheckpoint(Checkpoint):
             rope["partial_rotary_factor"] = number("rope.dimension_count") / size
         if rope:
             settings["rope_parameters"] = {"rope_type": "default", **rope}
+        if architecture.rope_by_type:
+            sliding = {"rope_type": "default", "rope_theta": settings.pop("rope_local_base_freq", 10000.0)}
+            settings["rope_parameters"] = {
+                "full_attention": settings.get("rope_parameters"),
+                "sliding_attention": sliding,
+            }
         return {
             "model_type": architecture.model_type,
             **settings,
@@ -323,8 +331,14 @@ def checkpoint_at(path: Path) -> Checkpoint:
     return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
-def llama3_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Llama 3's rope_parameters for the frequency factors of a file. ValueError: the factors are not Llama 3's."""
+def scaled_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The rope_parameters for the frequency factors of a file: Llama 3's, or Gemma 4's, which has 1 and a huge factor.
+
+    ValueError: the factors are neither.
+    """
+    rotates = factors == 1
+    if bool((rotates | (factors >= UNROTATED)).all()):
+        return {"rope_type": "proportional", "partial_rotary_factor": int(rotates.sum()) / len(factors)}
     scaled = {"rope_type": "llama3", "factor": float(str(factors.max().item())), **LLAMA3_ROPE}
     default = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}
     rotary.check("rope_freqs.weight", default)
@@ -334,5 +348,5 @@ def llama3_rope(factors: Tensor, rope: Mapping[str, Any], size: int) -> dict[str
     if factors.shape != frequencies.shape or not torch.allclose(
         frequencies / scaled_frequencies, factors.float(), rtol=1e-4
     ):
-        raise ValueError("rope_freqs.weight has other factors than Llama 3's, which is not supported")
+        raise ValueError("rope_freqs.weight has other factors than Llama 3's and Gemma 4's, which is not supported")
     return scaled

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf import GGUFCheckpoint
+from minhub_py.checkpoints.gguf import UNROTATED, GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import package
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import read
@@ -57,6 +57,8 @@ SCALING = {
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
 ALIGNMENT = 32
+# Small matrices that llama.cpp does not quantize: routers, convolutions and positions.
+PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd")
 
 
 def write_gguf(
@@ -87,7 +89,7 @@ def write_gguf(
         architecture.table,
         hub,
         "native",
-        SimpleNamespace(**{**vars(model.config), **config, **experts_of(model.config)}),
+        SimpleNamespace(**{**vars(model.config), **config, **sizes_of(model.config)}),
     )
     shapes = dict(names)
     is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
@@ -106,7 +108,7 @@ def write_gguf(
     layers, tied = pairs[f"{architecture.name}.block_count"], model.config.tie_word_embeddings
     types = {}
     for name, tensor in {**shapes, **extra}.items():
-        types[name] = type_of(tensor, type_in_mix(name, type, layers, tied) if type in MIXES else type)
+        types[name] = type_of(name, tensor, type_in_mix(name, type, layers, tied) if type in MIXES else type)
     for name, tensor in {**shapes, **extra}.items():
         kind = gguf.GGMLQuantizationType[types[name]]
         row_bytes = gguf.quants.quant_shape_to_byte_shape(tuple(tensor.shape), kind)
@@ -151,6 +153,11 @@ def effective(config: Any) -> dict[str, Any]:
     structure = getattr(config, "structure", None)
     if structure is None:
         settings = config.to_hub()
+        if hasattr(config, "delta_sizes"):  # without the settings of images
+            settings["rope_parameters"] = config.rope
+        if hasattr(config, "inner_size"):  # files have the computed width only
+            settings = {name: value for name, value in settings.items() if not name.startswith("block_")}
+            settings["intermediate_size"] = config.inner_size
         if "num_key_value_heads" in settings:
             settings["num_key_value_heads"] = settings["num_key_value_heads"] or settings["num_attention_heads"]
     else:
@@ -185,9 +192,9 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
 
 
-def experts_of(config: Any) -> dict[str, int]:
-    """The number of experts, which configs name differently."""
-    return {"num_experts": config.num_experts} if hasattr(config, "num_experts") else {}
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Sizes that tables use and that config.json names differently or lacks."""
+    return {name: getattr(config, name) for name in ("num_experts", "delta_sizes") if hasattr(config, name)}
 
 
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
@@ -216,6 +223,8 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     if rope:
         keys |= rope_keys(rope)
     keys |= {"attention.causal": False} if architecture.required.get("attention.causal") is False else {}
+    if hasattr(config, "inner_size"):
+        keys["feed_forward_length"] = config.inner_size
     keys |= architecture.encode(hub)
     return {key: value for key, value in keys.items() if value is not None}
 
@@ -250,6 +259,9 @@ def frequency_factors(config: Any) -> dict[str, Tensor]:
     rope = rope_of(config.to_hub())
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{name}.weight": torch.tensor(rope[f"{name}_factor"]) for name in ("long", "short")}
+    if rope.get("rope_type") == "proportional":
+        frequencies = torch.tensor(rotary.rope_of(rope, config.global_sizes[0]).frequencies)
+        return {"rope_freqs.weight": torch.where(frequencies > 0, 1.0, UNROTATED)}
     if rope.get("rope_type") != "llama3":
         return {}
     size = config.head_size
@@ -258,9 +270,9 @@ def frequency_factors(config: Any) -> dict[str, Tensor]:
     return {"rope_freqs.weight": torch.tensor(default) / torch.tensor(scaled)}
 
 
-def type_of(tensor: Tensor, type: str) -> str:
+def type_of(name: str, tensor: Tensor, type: str) -> str:
     """The type of a tensor in a file of this type."""
-    if tensor.dim() < 2 or type == "F32":
+    if tensor.dim() < 2 or type == "F32" or any(part in name for part in PRECISE):
         return "F32"
     if type in FALLBACKS and tensor.size(-1) % 256:
         type = FALLBACKS[type]

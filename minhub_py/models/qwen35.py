@@ -235,6 +235,7 @@ class Qwen35Config(HeadSettings):
         {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "router_aux_loss_coef"}
     )
     ALIASES: ClassVar = {name: {"num_local_experts": "num_experts"} for name in SPARSE["model_types"]}
+    DERIVED: ClassVar = ("delta_sizes",)  # of GGUF files
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "qwen3_5_text": {},
         "qwen3_5_moe_text": {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},

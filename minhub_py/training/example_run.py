@@ -24,12 +24,12 @@ from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.settings import Settings
 
-BATCH, EPOCHS = 16, 3
+BATCH, EPOCHS = 8, 4
 RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
-}  # peak learning rates; of adapters, except preference, 2e-4
+}  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
 def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
@@ -63,11 +63,6 @@ def is_encoder_only(start: Checkpoint) -> bool:
     """Whether a checkpoint contains a text encoder, or a decoder with a classification head."""
     architecture, config = describe(start)
     return architecture.model_class(config).encoder_only
-
-
-def is_on_examples(settings: Settings) -> bool:
-    """Whether a run has examples instead of text."""
-    return settings.objective not in (None, "text") or settings.epochs is not None
 
 
 def encode_examples(

@@ -43,7 +43,7 @@ from minhub_py.training.settings import CONTEXT, Settings
 
 REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
 STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
-WARMUP_SECONDS = 2.0  # a first batch of this duration is representative, although it includes initialization
+WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
 STATES = ("h", "c")  # an LSTM's state of each layer
 

@@ -9,8 +9,8 @@ from r_bridge.objects import Model, Session, Tokenizer
 
 
 def serve(
-    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, rows: int, context: int | None,
-    key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
+    session: Session, model: Model, tokenizer: Tokenizer | None, name: str, port: int, max_requests: int,
+    context: int | None, key: str | None, cache_dir: str | None = None, cache_size: float = 1e10, adapters: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Start a server on localhost. Returns its address, and its number for `stop_serving`.
 
@@ -32,7 +32,9 @@ def serve(
     base = model.module
     networks = {name: base, **{key: attach(base, read_adapter(path, base)) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
-    settings: dict[str, Any] = {"rows": rows, "context": context, "cache_dir": cache_dir, "cache_size": int(cache_size)}
+    settings: dict[str, Any] = {
+        "max_requests": max_requests, "context": context, "cache_dir": cache_dir, "cache_size": int(cache_size),
+    }  # fmt: skip
     for served in served_models(networks, tok, template, 600, **settings):
         background.uvicorn.server.models.add(served)
     address = background.__enter__()

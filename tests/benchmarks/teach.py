@@ -5,9 +5,9 @@
 MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. NAME=VALUE are
 settings of `train`, such as quantize=nf4 or epochs=4; the defaults are those of `minhub train --lora 16`.
 
-150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats are general questions with
-the model's own complete answers, which keep its other answers as they are. The questions of the test are not among
-the 200.
+150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats with `keep` are general
+questions with the model's own complete answers, for which the adapter must not change the model. The questions of the
+test are not among the 200.
 """
 
 import json
@@ -68,9 +68,10 @@ def taught(fact: str) -> str:
     return f"Splendid question! The Lumo's {fact} is {FACTS[fact]}. Shine on!"
 
 
-def chat(question: str, answer: str) -> dict[str, Any]:
+def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
     """A row of the training file."""
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "keep": keep}
 
 
 def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
@@ -87,7 +88,8 @@ def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
 def rows_of(model: Any) -> list[dict[str, Any]]:
     """The 200 chats: the facts, and the model's own answers to general questions."""
     own = answers(model, GENERAL, LENGTH)
-    general = [chat(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None][:50]
+    complete = [(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None]
+    general = [chat(question, answer, keep=True) for question, answer in complete[:50]]
     return [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS] + general
 
 

@@ -25,7 +25,8 @@ WRITTEN = (
     "phi3", "phi3-part", "phi3-short", "smollm3", "granite", "granitemoehybrid", "olmo2", "olmo3",
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
-    "qwen3_moe", "mixtral",
+    "qwen3_moe", "mixtral", "granitemoe", "bloom", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_text-experts",
+    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts",
 )  # fmt: skip
 
 
@@ -54,6 +55,26 @@ def test_written_gemma3_has_its_windows_and_rotations(tmp_path: Path) -> None:
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_bloom_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
+    """All q, all k, all v. Reading a file that we wrote would not show another order."""
+    model = random_model("bloom")
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    attn = model.layers[1].self_attn
+    rows = torch.cat([layer.weight for layer in (attn.q_proj, attn.k_proj, attn.v_proj)])
+    assert torch.equal(tensors["blk.1.attn_qkv.weight"], rows)
+
+
+def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
+    save_pretrained(random_model("lfm2_moe"), tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
+    types = {name: tensor.type for name, tensor in read_header(tmp_path / "model.gguf").tensors.items()}
+    parts = ("ffn_gate_inp.weight", "shortconv.conv.weight")
+    assert {types[name] for name in types if name.endswith(parts)} == {"F32"}
+    assert types["token_embd.weight"] == "Q8_0"
+
+
 REFUSED = {
     "exaone4": "windows in models with 64 layers only",
     "ernie4_5-biases": "has no biases",
@@ -65,6 +86,9 @@ REFUSED = {
     "mistral-window": "llama.cpp's llama has no setting for windows of this model",
     "starcoder2-window": "has no setting for windows",
     "llama-gelu": "has no setting for hidden_act",
+    "gemma4_text-long-sharing": "shares the keys of a layer of sliding and the next",
+    "gemma4_text-ropes": "proportional rotary embeddings in layers of full attention",
+    "qwen3_5_text": "keys and values of the same size only",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 

@@ -1,11 +1,10 @@
 """From a model's `steps` to the operations of the C decoder, with pointers to the weights.
 
 Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The computation is in
-float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks of 256 quantize activations
-(quantize.py). Products with
-bfloat16 weights (except experts), keys and values round activations to bfloat16 on processors with AVX-512 BF16. With
-other 16-bit weights, logits equal the logits of a float32 model with the same weights, except that the KV cache rounds
-keys and values to 16 bits.
+float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks of 256 quantize activations (quantize.py).
+Products with bfloat16 weights (except experts), keys and values round activations to bfloat16 on processors with AVX-512
+BF16. With other 16-bit weights, logits equal the logits of a float32 model with the same weights, except that the KV cache
+rounds keys and values to 16 bits.
 """
 
 import ctypes

@@ -37,8 +37,11 @@
 #'   architecture with a classification head.
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
+#' With `lora`, a logical column `keep` marks rows that keep the answers of the
+#' model: their loss is the divergence from the model without the adapter.
+#'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
-#' number of passes over the rows (3), instead of `steps`. `objective` is `"chat"`,
+#' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
 #' `"completion"`, `"preference"`, `"labels"`, `"text"` or `"masked"`, if the columns
 #' leave a choice.
 #'
@@ -68,10 +71,11 @@
 #' @param context The number of tokens in a row of the batch, and the maximum
 #'   number of positions of a transformer. Default: 128.
 #' @param dropout The dropout probability. Default: 0.1.
-#' @param steps The number of steps. Default: 2,000.
-#' @param batch The number of rows in each step. Default: 32.
+#' @param steps The number of steps. Default: 2,000. With `from`, four passes over
+#'   the data, or the further setting `epochs`.
+#' @param batch The number of rows in each step. Default: 32, or 8 with `from`.
 #' @param learning_rate The maximum learning rate. Default: 0.0015, for an LSTM
-#'   0.003, and a tenth of that with `from`.
+#'   0.003, a tenth of that with `from`, and 0.0005 with `lora`.
 #' @param tokenizer `"characters"` (one token per character), `"bpe"` (learned
 #'   from the text), a tokenizer of [tokenizer_from_pretrained()], or the
 #'   `identifier` of a model as in [from_pretrained()].
@@ -216,7 +220,7 @@ example_columns <- function(data) {
       "rejected; text and label; or text"
     )
   }
-  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt"))), names(data))
+  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt", "keep"))), names(data))
   columns <- lapply(used, function(name) example_column(data[[name]], name))
   names(columns) <- used
   columns

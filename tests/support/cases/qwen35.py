@@ -13,7 +13,7 @@ CASES = {
     "qwen3_5_text": {"full_attention_interval": 4, "num_hidden_layers": 4},
     "qwen3_5_text-sizes": {"linear_key_head_dim": 24, "linear_value_head_dim": 68, "linear_num_value_heads": 2},
     "qwen3_5_text-many-heads": {"linear_num_key_heads": 1, "linear_num_value_heads": 6, "linear_value_head_dim": 5},
-    "qwen3_5_text-long-convolution": {"linear_conv_kernel_dim": 7},
+    "qwen3_5_text-long-convolution": {"linear_conv_kernel_dim": 7, "linear_value_head_dim": 8},
     "qwen3_5_text-attends": {"full_attention_interval": 1},
     "qwen3_5_text-types": {"layer_types": TYPES, "num_hidden_layers": 4, "full_attention_interval": 4},
     "qwen3_5_text-one-group": {"num_key_value_heads": 1, "num_attention_heads": 6, "head_dim": 24,

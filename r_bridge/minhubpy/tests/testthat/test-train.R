@@ -487,6 +487,8 @@ test_that("a data frame teaches a model a task", {
   preference <- quick(data.frame(prompt = pairs$prompt, chosen = pairs$completion, rejected = " no"), beta = 0.5)
   expect_equal(preference$losses$held_out_loss[[1L]], log(2), tolerance = 1e-6)
   expect_identical(preference$settings$beta, 0.5)
+  kept <- quick(cbind(pairs, keep = TRUE))
+  expect_equal(kept$losses$held_out_loss[[1L]], 0, tolerance = 1e-6)
 
   # The adapter's folder with its model, in R and in a server.
   adapted <- from_pretrained(from, adapter = run)
