@@ -47,7 +47,7 @@ def main() -> None:
                 files = set(archive.namelist())
                 (library,) = [file for file in files if file.endswith((".so", ".dll", ".dylib", ".pyd"))]
                 archive.extract(library, Path(scratch, name))
-            assert library == "minhub_py/inference/_decoder" + (".dll" if name.startswith("win") else ".so")
+            assert library == "minhub_py/inference/native/_decoder" + (".dll" if name.startswith("win") else ".so")
             modules = modules or {file for file in files if file.endswith(".py")}
             assert modules == {file for file in files if file.endswith(".py")}, "wheels with other modules"
             path = Path(scratch, name, library)
@@ -95,7 +95,8 @@ def run(library: Path, name: str, record: Path) -> str:
     else:
         same, emulator = False, shutil.which("wine") if name == "win_amd64" else None
     if not (same or emulator):
-        return "only looked at"
+        missing = {"manylinux_2_17_aarch64": "qemu-user-static and libc6-arm64-cross", "win_amd64": "wine"}.get(name)
+        return f"SKIPPED the run: install {missing}" if missing else "headers only: nothing here runs it"
     program = library.with_name("replay.exe")
     libraries = [] if name.startswith("win") else ["-ldl", "-lm"]
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name]]

@@ -46,10 +46,10 @@ class RecordingRunner(NativeRunner):
         self.calls: list[tuple[int, int, int, int, int]] = []
         self.found: list[Tensor] = []
 
-    def _new_call(self, layers: Any, dtype: Any, room: Any) -> Call:
+    def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> Call:
         self.live = [tensor for layer in layers for tensor in layer]
-        self.used = room  # that of a source is nowhere else
-        return super()._new_call(layers, dtype, room)
+        self.used = buffers  # those of an encoder are nowhere else
+        return super()._new_call(layers, dtype, buffers, workspace)
 
     def decode(self, operations: Any, count: int, by_reference: Any) -> None:
         """In the place of the compiled function."""
