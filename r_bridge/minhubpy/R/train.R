@@ -132,7 +132,9 @@
 #' run <- minhub_resume(run, steps = 40)
 #'
 #' # Teach a model a task by examples.
-#' examples <- data.frame(prompt = c("late train:", "cold soup:"), completion = c(" transport", " food"))
+#' examples <- data.frame(
+#'   prompt = c("late train:", "cold soup:"), completion = c(" transport", " food")
+#' )
 #' run <- minhub_train(
 #'   examples[rep(1:2, 4), ],
 #'   from = "minhub/shakespeare-gpt2", lora = 4, steps = 2, context = 32, seed = 1
