@@ -53,7 +53,8 @@ def combined(listeners: Sequence[Listener]) -> Listener:
     """A listener that calls all `listeners`. The run stops if one of them requests it."""
 
     def call(name: str, *arguments: Any) -> bool:
-        return any([getattr(listener, name)(*arguments) for listener in listeners])  # a list: all are called
+        answers = [getattr(listener, name)(*arguments) for listener in listeners]
+        return any(answers)
 
     result = Listener()
     for name in vars(Listener):
