@@ -27,8 +27,11 @@ class MetricsListener(Listener):
 
     def evaluated(self, row: LossRow, best: bool) -> None:
         """The losses and settings of a row in losses.csv."""
-        names = ("train_loss", "held_out_loss", "learning_rate", "gradient_norm")
-        self.write(row["step"], {name: row[name] for name in names if math.isfinite(row[name])})
+        numbers = {
+            "train_loss": row["train_loss"], "held_out_loss": row["held_out_loss"],
+            "learning_rate": row["learning_rate"], "gradient_norm": row["gradient_norm"],
+        }  # fmt: skip
+        self.write(row["step"], {name: number for name, number in numbers.items() if math.isfinite(number)})
 
 
 @contextmanager
