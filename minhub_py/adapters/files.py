@@ -11,7 +11,7 @@ PEFT ignores unexpected names and warns about missing ones; here both are errors
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,8 +149,11 @@ def hub_names(model: LanguageModel, table: Table) -> set[str]:
     return names | tied
 
 
-def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool) -> None:
-    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in, out)."""
+def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: Sequence[str] | None = None) -> None:
+    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in, out).
+
+    labels: of the adapter's classification head, which PEFT does not store; None without one.
+    """
     tensors: dict[str, Tensor] = {}
     for module, factors in adapter.factors.items():
         name = f"{PREFIX}{module}"
@@ -164,7 +167,8 @@ def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{WEIGHTS}.partial"
     try:
-        write_safetensors(partial, tensors, tensors)
+        metadata = {} if labels is None else {"labels": json.dumps(list(labels))}
+        write_safetensors(partial, tensors, tensors, metadata=metadata)
         partial.replace(folder / WEIGHTS)
     finally:
         partial.unlink(missing_ok=True)
