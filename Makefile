@@ -103,9 +103,10 @@ coverage: .venv/.installed-rpy2
 	$(BIN)/coverage run -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage json -q -o coverage.json
+	mkdir -p build
 	PYTHONPATH=tests/support $(BIN)/python -c 'import pathlib, r_package; r_package.write_reference(pathlib.Path("build"))'
-	MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" MINHUBPY_REFERENCE="$(CURDIR)/build" NOT_CRAN=true Rscript -e \
-		'cov <- covr::package_coverage("r_bridge/minhubpy"); write.csv(covr::tally_coverage(cov), "coverage.csv")'
+	MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" MINHUBPY_REFERENCE="$(CURDIR)/build" NOT_CRAN=true \
+		Rscript tests/support/programs/r_coverage.R r_bridge/minhubpy coverage.csv
 	$(BIN)/python tests/coverage_table.py coverage.json coverage.csv docs/internals/coverage.md
 
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.

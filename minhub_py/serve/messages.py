@@ -31,7 +31,7 @@ class ChatInput:
     choice: "none", "auto" or "required".
     parallel: whether the reply can have several calls.
     variables: variables of the chat template.
-    schema: JSON schema of the reply's text; {} is any object.
+    schema: JSON schema of the reply's text.
     """
 
     messages: list[dict[str, Any]]

@@ -92,7 +92,7 @@ def eos_of(config: ModelConfig) -> int | None:
 def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
-    examples: the content of tokens.json, with the mean length of a sequence.    most: tokens of a micro-batch.
+    examples: the content of tokens.json, with the length of a long example.    most: tokens of a micro-batch.
     """
     batch = settings.batch if {"batch", "accumulate"} & set(given) else min(BATCH, max(1, examples["train"]))
     changes: dict[str, Any] = {"batch": batch}

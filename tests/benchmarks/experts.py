@@ -3,8 +3,9 @@
     python tests/benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE: Q4_K_M, Q8_0, ...
     python tests/benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs llama-cpp-python)
 
-Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two sides take turns, each in a
-process of its own; the fastest of ROUNDS rounds counts, as machines are noisy.
+Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two sides take turns, each
+in a process of its own; the fastest of ROUNDS rounds counts, as machines are noisy. With one thread, seconds are CPU
+seconds, which other processes change less.
 """
 
 import sys
@@ -34,23 +35,19 @@ def write(path: str, shape: str, kind: str) -> None:
     architecture, layers, C, inner, E, top, H, G, D, V = SHAPES[shape]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
     writer.add_tokenizer_model("none")
-    writer.add_vocab_size(V)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(C)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(H)
-    writer.add_head_count_kv(G)
+    settings = {
+        "vocab_size": V, "context_length": 8192, "embedding_length": C, "block_count": layers,
+        "feed_forward_length": inner, "attention.head_count": H, "attention.head_count_kv": G,
+    }  # fmt: skip
+    if E:
+        settings |= {"expert_feed_forward_length": inner, "expert_count": E, "expert_used_count": top,
+                     "attention.key_length": D, "attention.value_length": D}  # fmt: skip
+    else:
+        settings["rope.dimension_count"] = D
+    for name, value in settings.items():
+        writer.add_uint32(f"{architecture}.{name}", value)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
-    if E:
-        writer.add_expert_feed_forward_length(inner)
-        writer.add_expert_count(E)
-        writer.add_expert_used_count(top)
-        writer.add_key_length(D)
-        writer.add_value_length(D)
-    else:
-        writer.add_rope_dimension_count(D)
     generator = np.random.default_rng(0)
 
     def matrix(name: str, *sizes: int) -> None:
@@ -104,12 +101,13 @@ def compare(path: str, threads: int) -> None:
         prompts: list[Any] = [generator.integers(1, 40_000, PROMPT).tolist()]
         for new in (1, NEW + 1):
             for name, worker in workers.items():
-                seconds[name][new].append(worker.ask("timed", prompts=prompts, new=new)["seconds"])
+                times = worker.ask("timed", prompts=prompts, new=new)
+                seconds[name][new].append(times["cpu_seconds" if threads == 1 else "seconds"])
     speeds = []
-    for name, times in seconds.items():
+    for name, by_new in seconds.items():
         workers[name].close()
-        prompt = min(times[1])
-        speeds.append((NEW / (min(times[NEW + 1]) - prompt), PROMPT / prompt))
+        prompt = min(by_new[1])
+        speeds.append((NEW / (min(by_new[NEW + 1]) - prompt), PROMPT / prompt))
         print(f"{Path(path).name}, {threads} threads, {name}: decoding {speeds[-1][0]:.1f}, prompt {speeds[-1][1]:.1f}")
     print(f"ratio: decoding {speeds[0][0] / speeds[1][0]:.2f}, prompt {speeds[0][1] / speeds[1][1]:.2f}", flush=True)
 

@@ -153,7 +153,8 @@ INLINE shorts k_codes(const uint8_t *block, const k_header *h, int k, int dtype)
     }
     default: codes = iq4_values(block + 8 + k / 32 * 16, k);
     }
-    return codes * scales_at(h->scales, k);
+    const int per_16 = dtype == Q2_K || dtype == Q3_K || dtype == Q6_K; /* otherwise two groups have one scale */
+    return codes * scales_at(h->scales, per_16 ? k : k / 32 * 32);
 }
 
 /* The minima of each 16 weights. */
