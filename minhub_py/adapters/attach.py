@@ -13,7 +13,7 @@ import weights_map
 from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import Adapter, write_adapter
 from minhub_py.adapters.heads import SEQUENCE_TASK, labels_of
-from minhub_py.adapters.targets import Target, conversions_of, linear_targets, matches, select
+from minhub_py.adapters.targets import Target, contains, conversions_of, linear_targets, matches, select
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
@@ -79,7 +79,7 @@ def hub_copies(model: LanguageModel, modules: Sequence[str]) -> dict[str, Tensor
     copies: dict[str, Tensor] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for conversion in conversions_of(model) if modules else ():
-        if any(matches(modules, name.rpartition(".")[0]) for name in conversion.targets):
+        if any(contains(modules, name.rpartition(".")[0]) for name in conversion.targets):
             tensors = [parameters[name].detach() for name in conversion.sources]
             values = conversion.operation.to_hub(tensors, *conversion.values)
             copies |= dict(zip(conversion.targets, values, strict=True))

@@ -21,7 +21,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
-from minhub_py.adapters.targets import brief, conversions_of, linear_targets, matches, select
+from minhub_py.adapters.targets import brief, contains, conversions_of, linear_targets, select
 from minhub_py.checkpoints.storage import open_safetensors, read_object
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.models.base import LanguageModel
@@ -126,7 +126,7 @@ def check_saved(adapter: Adapter, model: LanguageModel, table: Table, problems: 
     """Compare the trained copies with modules_to_save and bias."""
     config = adapter.config
     names = hub_names(model, table)
-    expected = {name for name in names if matches(config.modules_to_save, name.rpartition(".")[0])}
+    expected = {name for name in names if contains(config.modules_to_save, name.rpartition(".")[0])}
     expected |= expected_biases(config, names, adapter)
     allowed = expected | {f"{module}.weight" for module in adapter.factors}
     problems["missing"].extend(expected - adapter.saved.keys())
@@ -161,7 +161,7 @@ def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: S
         tensors[f"{name}.lora_B.weight"] = factors.lora_B.detach()
         if factors.magnitude is not None:
             tensors[f"{name}.lora_magnitude_vector"] = factors.magnitude.detach()
-    for name, tensor in adapter.saved.items():
+    for name, tensor in sorted(adapter.saved.items()):
         module = name.rpartition(".")[0]
         tensors[PREFIX + (name.replace(module, f"{module}.base_layer") if module in adapter.factors else name)] = tensor
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from minhub_py.adapters.files import CONFIG, PREFIX, WEIGHTS
-from minhub_py.adapters.targets import linear_targets
+from minhub_py.adapters.targets import conversions_of
 from minhub_py.checkpoints.storage import open_safetensors, read_object
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
@@ -56,7 +56,7 @@ def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
     model: Any = skeleton(architecture_of(config.to_hub()["model_type"]).new, config)
     for name in ("_parameters", "_buffers", "_modules"):
         own, shared = model.__dict__[name], base.__dict__[name]
-        own.update({key: shared[key] for key in own if key != "head" and shared.get(key) is not None})
+        own.update({key: shared[key] for key in own if key != "head" and own[key] is not None})
     model.head.to_empty(device=next(base.parameters()).device)
     for module in model.head.modules():
         if isinstance(module, nn.Linear):
@@ -69,8 +69,12 @@ def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
 
 
 def head_modules(model: LanguageModel) -> tuple[str, ...]:
-    """The Hub names of the layers of a classification head, for modules_to_save."""
-    return tuple(name for name, target in linear_targets(model).items() if target.is_head)
+    """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier` as a whole."""
+    names = [
+        name.rpartition(".")[0] for conversion in conversions_of(model) for name in conversion.targets
+        if conversion.sources[0].startswith("head.")
+    ]  # fmt: skip
+    return tuple(dict.fromkeys("classifier" if name.startswith("classifier.") else name for name in names))
 
 
 def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
@@ -85,10 +89,11 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
     stored = (file.metadata() or {}).get("labels")
     if stored is not None:
         return with_head(model, json.loads(stored))
-    output = list(head_modules(skeleton_of_head(model)))[-1]
-    if f"{PREFIX}{output}.weight" not in file.keys():  # noqa: SIM118  # not a mapping
+    targets = conversions_of(skeleton_of_head(model))
+    [[output]] = [each.targets for each in targets if each.sources == ("head.out.weight",)]
+    if f"{PREFIX}{output}" not in file.keys():  # noqa: SIM118  # not a mapping
         return model
-    count = file.get_slice(f"{PREFIX}{output}.weight").get_shape()[0]
+    count = file.get_slice(f"{PREFIX}{output}").get_shape()[0]
     current = labels_of(model)
     if current is not None and max(1, len(current)) == count:
         return model
