@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite soak test-real test-rtorch gpu fuzz release-check coverage lint style types stub bench wheels r vignette docs clean
+.PHONY: demo test suite soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels r vignette docs clean
 
 demo: .venv/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
@@ -92,12 +92,22 @@ wheels: .venv/.installed-wheels
 release-check: lint docs wheels
 	$(BIN)/python tests/release_check.py dist
 
-# Coverage of the Python code by the suite, per package: docs/internals/coverage.md.
+# The maintainer's address and the public repository, which R's DESCRIPTION needs before anything is published.
+addresses:
+	@test -n "$(EMAIL)" -a -n "$(URL)" || { echo 'Usage: make addresses EMAIL=… URL=https://…'; exit 1; }
+	$(PYTHON) tests/release_check.py --addresses "$(EMAIL)" "$(URL)"
+
+# Coverage of the Python and R code by the suite: docs/internals/coverage.md. R needs the package covr.
 coverage: .venv/.installed-rpy2
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest-cov
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder \
-		--cov=minhub_py --cov=weights_map --cov=r_bridge --cov-report=json:coverage.json --cov-report=
-	$(BIN)/python tests/coverage_table.py coverage.json docs/internals/coverage.md
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'coverage>=7.10'
+	$(BIN)/coverage run -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage json -q -o coverage.json
+	mkdir -p build
+	PYTHONPATH=tests/support $(BIN)/python -c 'import pathlib, r_package; r_package.write_reference(pathlib.Path("build"))'
+	MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" MINHUBPY_REFERENCE="$(CURDIR)/build" NOT_CRAN=true \
+		Rscript tests/support/programs/r_coverage.R r_bridge/minhubpy coverage.csv
+	$(BIN)/python tests/coverage_table.py coverage.json coverage.csv docs/internals/coverage.md
 
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
 vignette: .venv/.installed r

@@ -534,6 +534,10 @@ class Gemma4Settings(TypedDict, total=False):
     global_head_dim: int
     per_layer_config: dict[str, Any] | None
     attention_k_eq_v: bool
+    enable_moe_block: bool
+    num_experts: int | None
+    top_k_experts: int | None
+    moe_intermediate_size: int | None
     hidden_activation: str
     hidden_size_per_layer_input: int
     vocab_size_per_layer_input: int

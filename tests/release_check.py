@@ -4,6 +4,7 @@ Versions and addresses in all metadata, links between pages with their anchors, 
 `make wheels`), and R CMD check --as-cran. Opens no connection.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -53,8 +54,29 @@ def placeholders() -> Iterator[str]:
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
             if match := PLACEHOLDERS.search(line):
                 yield f"{name}:{number}: replace {match[0]}"
-    if "URL:" not in (R_PACKAGE / "DESCRIPTION").read_text(encoding="utf-8"):
-        yield "r_bridge/minhubpy/DESCRIPTION lacks URL and BugReports"
+
+
+def write_addresses(email: str, url: str) -> None:
+    """Write the maintainer's address and the public repository into all metadata: `make addresses`."""
+    edits = {
+        "r_bridge/minhubpy/DESCRIPTION": [
+            (r'email = ".*?"', f'email = "{email}"'),
+            (r"^(?:URL: .*\nBugReports: .*\n)?Depends:", f"URL: {url}\nBugReports: {url}/issues\nDepends:"),
+        ],
+        "r_bridge/minhubpy/man/minhubpy-package.Rd": [(r"\\email\{.*?\}", f"\\email{{{email}}}")],
+        "CITATION.cff": [(r"^(?:repository-code: .*\n)?license:", f"repository-code: {url}\nlicense:")],
+        "pyproject.toml": [
+            (r'^(?:\[project.urls\]\nrepository = .*\n\n)?\[project.scripts\]',
+             f'[project.urls]\nrepository = "{url}"\n\n[project.scripts]'),
+        ],
+    }  # fmt: skip
+    for name, pairs in edits.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for pattern, line in pairs:
+            text = re.sub(pattern, lambda _, line=line: line, text, count=1, flags=re.MULTILINE)
+        (ROOT / name).write_text(text, encoding="utf-8")
+    package = {"package": "minhubpy", "url": url, "subdir": "r_bridge/minhubpy"}
+    (ROOT / "r_bridge" / "packages.json").write_text(json.dumps([package], indent=2) + "\n", encoding="utf-8")
 
 
 def links() -> Iterator[str]:
@@ -116,10 +138,15 @@ def r_package() -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """The exit status: 1 if a check has findings."""
+    if arguments[:1] == ["--addresses"]:
+        write_addresses(*arguments[1:])
+        return 0
     checks = {"versions": versions, "addresses": placeholders, "links": links, "R CMD check --as-cran": r_package}
     results = {name: [*check()] for name, check in checks.items()}
     if arguments:
         results["distributions"] = [*distributions(Path(arguments[0]))]
+    if ".invalid" in (R_PACKAGE / "DESCRIPTION").read_text(encoding="utf-8"):
+        print("This version cannot be published yet: run make addresses EMAIL=… URL=…")
     for name, findings in results.items():
         print(f"{name}: {f'{len(findings)} findings' if findings else 'ok'}", *findings, sep="\n  ")
     return 1 if any(results.values()) else 0

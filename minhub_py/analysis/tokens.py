@@ -89,7 +89,9 @@ def check_length(model: Any, ids: list[int], name: str) -> list[int]:
         raise ValueError(f"{name} has no tokens: pass a text that is not empty")
     limit = None if model.encoder_decoder else model.config.context_length
     if limit is not None and len(ids) > limit:
-        raise ValueError(f"{name} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten it")
+        raise ValueError(
+            f"{name} has {len(ids):,} tokens, but the model's context length is {limit:,}: shorten the text"
+        )
     return ids
 
 

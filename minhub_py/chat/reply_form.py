@@ -22,7 +22,7 @@ class ReplyForm:
         tools: JSON schemas of the arguments by name, of the tools that the reply can call.
         required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether the reply can have several calls.
-        schema: JSON schema of the reply's text; {} is any object.
+        schema: JSON schema of the reply's text.
         separate_reasoning: Whether reasoning is separated from the text.
     """
 
@@ -56,24 +56,24 @@ class ReplyForm:
         in_reasoning = begins_reasoning(self.markup, self.prompt)
         return ToolChoice(self.required, self.parallel, in_reasoning, budget, self.schema)
 
-    def grammar(self, vocabulary: Callable[[], Vocabulary], max_new_tokens: int) -> Grammar | LazyGrammar | None:
+    def grammar(self, get_vocabulary: Callable[[], Vocabulary], max_new_tokens: int) -> Grammar | LazyGrammar | None:
         """The grammar of the reply; None without tools and schema.
 
-        vocabulary: returns the model's vocabulary, or raises ValueError if its tokenizer does not support grammars.
-            Then optional calls are not constrained.
+        get_vocabulary: returns the model's vocabulary, or raises ValueError if its tokenizer does not support grammars:
+            then optional calls are not constrained.
         ValueError: the schema is unsupported, or a required grammar is.
         """
         if not self.tools and self.schema is None:
             return None
         try:
-            words = vocabulary()
+            vocabulary = get_vocabulary()
         except ValueError:
             if self.required or self.schema is not None:
                 raise
             return None
         if not self.is_parsed:
-            return words.grammar(self.schema or None)
-        return tool_grammar(words, self.markup, self.tools, self.choice(max_new_tokens))
+            return vocabulary.grammar(self.schema)
+        return tool_grammar(vocabulary, self.markup, self.tools, self.choice(max_new_tokens))
 
 
 def end_of_prompt(tokenizer: Any, ids: list[int]) -> str:

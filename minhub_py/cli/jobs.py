@@ -24,13 +24,19 @@ NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite", "manifest")
 MAX_NOTES = 5  # printed after a job
 
 
-def table_options(*, required: bool = False) -> Callable[[F], F]:
-    """Options for the input and output of rows, as the parameter `table` of a command. required: --out is required."""
+COLUMN = click.option("--column", default="text", show_default=True, help="Column of FILEs that contains the texts.")
+
+
+def table_options(*, required: bool = False, column: Callable[[Any], Any] = COLUMN) -> Callable[[F], F]:
+    """Options for the input and output of rows, as the parameter `table` of a command.
+
+    required: --out is required.    column: the option for the column of the texts.
+    """
     options = [
         click.option("--out", required=required, type=click.Path(path_type=Path),
                      help="Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet or .txt "
                           "file, or to this folder, with one file per input file."),
-        click.option("--column", default="text", show_default=True, help="Column of FILEs that contains the texts."),
+        column,
         click.option("--prefix", default="", metavar="TEXT", help="Prefix for the names of the new columns."),
         click.option("--workers", type=click.IntRange(min=1), metavar="N",
                      help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),

@@ -20,9 +20,8 @@ TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "low
 @click.command(cls=Command)
 @model_argument
 @files_argument
-@jobs.table_options()
-@click.option("--good", default="sentence_good", show_default=True, metavar="COLUMN",
-              help="Column of the acceptable sentences.")  # fmt: skip
+@jobs.table_options(column=click.option("--good", "column", default="sentence_good", show_default=True,
+                                        metavar="COLUMN", help="Column of the acceptable sentences."))  # fmt: skip
 @click.option("--bad", default="sentence_bad", show_default=True, metavar="COLUMN",
               help="Column of the other sentences.")  # fmt: skip
 @click.option("--by", metavar="COLUMN",
@@ -35,7 +34,7 @@ TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "low
 @loading_options
 @json_option
 def pairs(
-    model: str, files: tuple[str, ...], good: str, bad: str, by: str | None, bos: bool | None, plot: Path | None,
+    model: str, files: tuple[str, ...], bad: str, by: str | None, bos: bool | None, plot: Path | None,
     table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Measure the accuracy on minimal pairs.
@@ -59,7 +58,7 @@ def pairs(
         rows, accuracy = suite_results(model, files, loading, bos)
         result = {"accuracy": accuracy, "items": rows}
     else:
-        accuracy = pair_results(model, files, {**table, "column": good}, loading, bad, by, bos)
+        accuracy = pair_results(model, files, table, loading, bad, by, bos)
         result = {"accuracy": accuracy}
     if plot is not None:
         from minhub_py.analysis.plots import plot_accuracy

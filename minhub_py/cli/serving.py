@@ -26,7 +26,7 @@ if TYPE_CHECKING:
               help="Key that clients must send; required if --host is not local.")  # fmt: skip
 @click.option("--allow-origin", multiple=True, metavar="URL",
               help="Web page that may call the server from a browser; may be repeated.")  # fmt: skip
-@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True,
+@click.option("--max-requests", type=click.IntRange(min=1), default=8, show_default=True,
               help="Maximum number of requests that run at the same time; others wait.")  # fmt: skip
 @click.option("--context", type=click.IntRange(min=2), metavar="TOKENS",
               help="Maximum length of a prompt with its reply; not for text encoders.  [default: the "
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
               help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
               metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
-@click.option("--keep", type=Bytes(), default="512MB", show_default=True,
+@click.option("--prefix-cache", type=Bytes(), default="512MB", show_default=True,
               help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
 @click.option("--cache-dir", type=click.Path(file_okay=False), metavar="FOLDER",
               help="Also store prefixes in FOLDER, so that they survive a restart. Replies do not change.")  # fmt: skip
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
-    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...], rows: int,
-    context: int | None, queue: int, timeout: float, keep: int, cache_dir: str | None, cache_size: int,
-    adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool, max_models: int | None,
-    max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
+    models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...],
+    max_requests: int, context: int | None, queue: int, timeout: float, prefix_cache: int, cache_dir: str | None,
+    cache_size: int, adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool,
+    max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -107,8 +107,8 @@ def serve(
         model, tokenizer, template = load_served(identifier, loading, adapters)
         networks = {name_of(identifier): model, **{name: model.adapter(name) for name in model.adapters}}
         return list(served_models(
-            networks, tokenizer, template, timeout, rows=rows, context=context, waiting=queue, keep=keep,
-            cache_dir=cache_dir, cache_size=cache_size,
+            networks, tokenizer, template, timeout, max_requests=max_requests, context=context, waiting=queue,
+            prefix_cache=prefix_cache, cache_dir=cache_dir, cache_size=cache_size,
         ))  # fmt: skip
 
     def load_one(identifier: str) -> "ServedModel":

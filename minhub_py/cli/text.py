@@ -57,9 +57,8 @@ def generate(
     if table["out"]:
         if adapter is not None:
             raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
-        if draft is not None:
-            raise click.UsageError("--draft has no effect on FILEs.")
         settings = {**options, "max_new_tokens": max_new_tokens, "seed": seed, "stop": stop}
+        settings |= {} if draft is None else {"draft": draft}
         jobs.run("generate", model, prompts, table, settings, loading, as_json)
         return
     jobs.require_out(*jobs.NAMES)

@@ -28,7 +28,8 @@ from minhub_py.inference.native.library import (
     integers,
     pointers,
 )
-from minhub_py.inference.native.program import CPU, FLOATS, Program
+from minhub_py.inference.native.program import CPU, Program
+from minhub_py.inference.native.weights import FLOATS
 from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from minhub_py.system.formats import Column
@@ -114,24 +115,41 @@ def score_targets(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, 
 
 
 def generate(
-    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, seed: int, stop: Sequence[str], **settings: Any
-) -> list[Results]:
-    """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk."""
+    model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, seed: int, stop: Sequence[str],
+    draft: str | None = None, **settings: Any,
+) -> list[Results]:  # fmt: skip
+    """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk.
+
+    draft: the identifier of a draft model.
+    """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import generate as generate_ids
 
     if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
         settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
+    drafts = None if draft is None else draft_model(draft, tokenizer, str(next(model.parameters()).device))
     results: list[Results] = []
     for batch in memory_batches(texts, settings["max_new_tokens"]):
         seeds = [(seed + text.row) % 2**63 for text in batch]
         outputs = generate_ids(
-            model, [text.ids for text in batch], seed=seeds, stop=stop, tokenizer=tokenizer, **settings
+            model, [text.ids for text in batch], seed=seeds, stop=stop, tokenizer=tokenizer, draft=drafts, **settings
         )
         for text, ids in zip(batch, outputs, strict=True):
             context = [] if model.encoder_decoder else text.ids
             results.append([{"generated": "".join(until(decode_stream(tokenizer, ids, context), stop))}])
     return results
+
+
+@lru_cache(1)  # for all chunks
+def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
+    """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
+    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
+    from minhub_py.inference.speculative import DraftModel
+    from minhub_py.pretrained import from_pretrained
+
+    if tokenizer_from_pretrained(identifier).get_vocab() != tokenizer.get_vocab():
+        raise ValueError("--draft: this model has another tokenizer than MODEL")
+    return DraftModel(from_pretrained(identifier, device=device))
 
 
 def memory_batches(texts: Sequence[Text], max_new_tokens: int) -> Iterator[Sequence[Text]]:

@@ -62,7 +62,7 @@ async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     inputs = parse_prompts(served, fields.get("prompt"))
     settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
     schema = parse_schema(fields, "response_format")
-    settings["grammar"] = None if schema is None else await served.grammar(schema or None, "response_format.schema")
+    settings["grammar"] = None if schema is None else await served.grammar(schema, "response_format.schema")
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))

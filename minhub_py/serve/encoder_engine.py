@@ -16,7 +16,7 @@ from minhub_py.analysis.encoders import Input, run
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, TorchEncoder, encoder_runner
 from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.models.base import Encoder
-from minhub_py.serve.engine_thread import EngineThread, Failure
+from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 
 
 @dataclass(eq=False)
@@ -71,10 +71,7 @@ class EncoderEngine(EngineThread[EncoderRequest]):
                     self.batch = self._next_batch(padded=isinstance(runner, TorchEncoder))
                     self._compute(runner)
             finally:
-                self.stop_accepting()
-                self._receive(wait=False)
-                for request in self.waiting:
-                    self._fail(request, Failure("shutdown", "the server is shutting down"))
+                self._end()
 
     def _next_batch(self, padded: bool) -> list[tuple[EncoderRequest, Input]]:
         """Texts of about BATCH_TOKENS tokens: one of each waiting request in turn. The next batch begins with the last.
@@ -110,8 +107,7 @@ class EncoderEngine(EngineThread[EncoderRequest]):
                         self._add_results(runner, [(request, text)])
                     except Exception as error:
                         self.waiting.remove(request)
-                        message = str(error) if isinstance(error, ValueError) else ""
-                        self._fail(request, Failure("model", message or f"the model failed ({type(error).__name__})"))
+                        self._fail(request, failure_of(error))
         for request in [request for request in self.waiting if len(request.results) == len(request.inputs)]:
             self.waiting.remove(request)
             self.counts["prompt"] += request.tokens

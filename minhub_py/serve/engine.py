@@ -22,11 +22,11 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Grammar, GrammarError
+from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.serve.engine_thread import EngineThread, Failure
+from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 from minhub_py.system.console import note
 
 # Maximum number of prompt tokens per step, which delays the other requests. Smaller chunks load the weights more often.
@@ -192,10 +192,7 @@ class Engine(EngineThread[Request]):
                     batch = self._step(batch)
             finally:
                 self.ready.set()
-                self.stop_accepting()
-                self._receive(wait=False)
-                for request in [*self.running.values(), *self.waiting]:
-                    self._fail(request, Failure("shutdown", "the server is shutting down"))
+                self._end(self.running.values())
                 if self.disk is not None:
                     self.disk.close()
 
@@ -344,14 +341,6 @@ class Engine(EngineThread[Request]):
                 batch = self._new_batch()
         self.running, self.waiting = {}, intact + self.waiting
         return batch
-
-
-def failure_of(error: Exception) -> Failure:
-    """The failure that a client receives. Only messages of this package's own errors are shown."""
-    if isinstance(error, GrammarError):
-        return Failure("schema", str(error))
-    message = str(error) if isinstance(error, ValueError) else ""
-    return Failure("model", message or f"the model failed ({type(error).__name__})")
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:

@@ -2,10 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from minhub_py.inference.grammar import GrammarError
 
 
 class BusyError(Exception):
@@ -18,6 +20,14 @@ class Failure:
 
     kind: Literal["model", "schema", "time", "shutdown"]
     message: str
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure that a client receives. Only messages of this package's own errors are shown."""
+    if isinstance(error, GrammarError):
+        return Failure("schema", str(error))
+    message = str(error) if isinstance(error, ValueError) else ""
+    return Failure("model", message or f"the model failed ({type(error).__name__})")
 
 
 class QueuedRequest(Protocol):
@@ -115,6 +125,13 @@ class EngineThread(Generic[R]):
         else:
             return False
         return True
+
+    def _end(self, running: Iterable[R] = ()) -> None:
+        """Fail the unfinished requests at the end of the thread."""
+        self.stop_accepting()
+        self._receive(wait=False)
+        for request in [*running, *self.waiting]:
+            self._fail(request, Failure("shutdown", "the server is shutting down"))
 
     def _fail(self, request: R, failure: Failure) -> None:
         self._count_end("failed")

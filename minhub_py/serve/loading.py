@@ -68,8 +68,8 @@ def served_models(
 
 
 def engine_for(
-    model: Any, tokenizer: Any, name: str, *, rows: int, context: int | None, waiting: int = 128, keep: int = 2**28,
-    cache_dir: str | None = None, cache_size: int = 10**10,
+    model: Any, tokenizer: Any, name: str, *, max_requests: int, context: int | None, waiting: int = 128,
+    prefix_cache: int = 2**28, cache_dir: str | None = None, cache_size: int = 10**10,
 ) -> EngineThread[Any]:  # fmt: skip
     """The engine of a model. Encoders do not use `context` and `cache_dir`.
 
@@ -78,12 +78,13 @@ def engine_for(
     if isinstance(model, Encoder):
         settings = model.embedding_settings
         lengths = (None if settings is None else settings.max_length, model.config.context_length, DEFAULT_CONTEXT)
-        return EncoderEngine(model, min(length for length in lengths if length is not None), rows + waiting)
+        return EncoderEngine(model, min(length for length in lengths if length is not None), max_requests + waiting)
     length = length_of(model, context, name)
     disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
     return Engine(
-        model, tokenizer, batch_size=rows, max_length=length, queue_size=waiting, prefix_bytes=keep, disk=disk
-    )
+        model, tokenizer, batch_size=max_requests, max_length=length, queue_size=waiting, prefix_bytes=prefix_cache,
+        disk=disk,
+    )  # fmt: skip
 
 
 def length_of(model: Any, requested: int | None, name: str) -> int:

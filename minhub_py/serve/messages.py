@@ -31,7 +31,7 @@ class ChatInput:
     choice: "none", "auto" or "required".
     parallel: whether the reply can have several calls.
     variables: variables of the chat template.
-    schema: JSON schema of the reply's text; {} is any object.
+    schema: JSON schema of the reply's text.
     """
 
     messages: list[dict[str, Any]]
@@ -74,28 +74,19 @@ async def start_reply(
     """
     ids = await encode_input(served, chat)
     max_new_tokens = served.max_new_tokens(ids, max_tokens)
-    settings = settings | await reply_settings(served, chat, ids, settings["stop_ids"], max_new_tokens, name)
-    generation = Generation(served)
-    generation.add_choices(ids, max_new_tokens, count, **settings)
-    return generation, ids
-
-
-async def reply_settings(
-    served: ServedModel, chat: ChatInput, ids: list[int], stop_ids: frozenset[int], max_new_tokens: int, name: str
-) -> dict[str, Any]:
-    """The settings of `Generation.add` for a reply: end tokens, grammar and parser.
-
-    stop_ids: token IDs that end replies without calls.    name: the field of the tools or the schema.
-    """
     form = ReplyForm(
         served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
         chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning,
     )  # fmt: skip
+    settings = settings | {
+        "stop_ids": settings["stop_ids"] | form.end_ids,
+        "grammar": await served.reply_grammar(form, max_new_tokens, name),
+    }
     context = [] if served.model.encoder_decoder else ids
-    return {
-        "stop_ids": stop_ids | form.end_ids, "grammar": await served.reply_grammar(form, max_new_tokens, name),
-        "new_parser": (lambda: form.parser(context)) if form.is_parsed else None,
-    }  # fmt: skip
+    new_parser = (lambda: form.parser(context)) if form.is_parsed else None
+    generation = Generation(served)
+    generation.add_choices(ids, max_new_tokens, count, new_parser=new_parser, **settings)
+    return generation, ids
 
 
 def parse_messages(values: Any, max_length: int, name: str = "messages") -> list[dict[str, Any]]:

@@ -216,8 +216,8 @@ class ServedModel:
         except ValueError as error:
             raise invalid(str(error), name, "schema") from error
 
-    async def grammar(self, schema: Mapping[str, Any] | None, name: str) -> Grammar:
-        """The grammar of a JSON schema; None allows any object."""
+    async def grammar(self, schema: Mapping[str, Any], name: str) -> Grammar:
+        """The grammar of a JSON schema."""
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:

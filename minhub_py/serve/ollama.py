@@ -242,7 +242,7 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
     options, schema = fields.object("options"), fields.get("format") or None  # some clients send "", [] or {}
     if schema not in (None, "json") and not isinstance(schema, dict):
         raise invalid(f"format must be a JSON schema, not {brief(schema)}", "format")
-    schema = {} if schema == "json" else schema
+    schema = {"type": "object"} if schema == "json" else schema
     requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None  # as in Ollama, -1 and -2: no limit
     settings = parse_settings(options, served, chat=not isinstance(chat, str), penalty="repeat_penalty")
     if isinstance(chat, ChatInput):
@@ -250,7 +250,7 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
         apply_think(chat, served, fields.get("think"))
         return await start_reply(served, chat, requested, settings, name="format")
     ids = await served.encode(chat)
-    settings["grammar"] = None if schema is None else await served.grammar(schema or None, "format")
+    settings["grammar"] = None if schema is None else await served.grammar(schema, "format")
     generation = Generation(served)
     generation.add(ids, served.max_new_tokens(ids, requested), **settings)
     return generation, ids

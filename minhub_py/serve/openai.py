@@ -83,7 +83,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
     requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
     stream, usage_chunk = parse_stream(fields)
     generation, ids = await start_reply(served, chat, requested, settings, count)
-    stop_ids, head = settings["stop_ids"], head_of("chatcmpl", served)
+    stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
         return {"content": chat_logprobs(tokens, stop_ids), "refusal": None} if logprobs else None

@@ -111,7 +111,7 @@ def parse_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
-    """The schema of a response format, in `schema` or nested in `json_schema`; {} is any object."""
+    """The schema of a response format, in `schema` or nested in `json_schema`; by default, of any object."""
     form = fields.object(name)
     kind = form.string("type")
     if kind in (None, "text"):
@@ -124,4 +124,4 @@ def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:
         raise invalid(f"{name} has no schema: add it as json_schema.schema", name)
     if not isinstance(schema, dict | None):
         raise invalid(f"{name}.schema must be a JSON schema, not {brief(schema)}", name)
-    return schema or {}
+    return schema or {"type": "object"}

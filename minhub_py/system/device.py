@@ -112,7 +112,8 @@ def probe_mps() -> list[Probe]:
 
 def probe_cpu() -> list[Probe]:
     """The CPU, which always works."""
-    detail = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    threads = torch.get_num_threads()
+    detail = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
     return [Probe("cpu", True, detail, dtypes=tuple(DTYPES))]
 
 

@@ -1,3 +1,3 @@
 """The version of the package, also the R package's."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

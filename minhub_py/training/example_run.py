@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from minhub_py.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.config import changed
 from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import Architecture
@@ -24,12 +23,12 @@ from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
 from minhub_py.training.settings import Settings
 
-BATCH, EPOCHS = 16, 3
+BATCH, EPOCHS = 8, 4
 RATES = {
     "preference": 1e-5,
     "labels": 5e-5,
     "masked": 5e-5,
-}  # peak learning rates; of adapters, except preference, 2e-4
+}  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
 def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
@@ -53,9 +52,6 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
         objective = "masked" if objective == "text" and is_encoder else objective
     if is_encoder and objective not in ("labels", "masked"):
         raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
-    if objective == "labels" and settings.lora:
-        raise ValueError(f"{setting('lora')} does not support labels: models with a classification head are trained "
-                         "completely")  # fmt: skip
     return dataclasses.replace(settings, objective=objective)
 
 
@@ -63,11 +59,6 @@ def is_encoder_only(start: Checkpoint) -> bool:
     """Whether a checkpoint contains a text encoder, or a decoder with a classification head."""
     architecture, config = describe(start)
     return architecture.model_class(config).encoder_only
-
-
-def is_on_examples(settings: Settings) -> bool:
-    """Whether a run has examples instead of text."""
-    return settings.objective not in (None, "text") or settings.epochs is not None
 
 
 def encode_examples(
@@ -101,7 +92,7 @@ def eos_of(config: ModelConfig) -> int | None:
 def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
-    examples: the content of tokens.json, with the mean length of a sequence.    most: tokens of a micro-batch.
+    examples: the content of tokens.json, with the length of a long example.    most: tokens of a micro-batch.
     """
     batch = settings.batch if {"batch", "accumulate"} & set(given) else min(BATCH, max(1, examples["train"]))
     changes: dict[str, Any] = {"batch": batch}
@@ -126,20 +117,12 @@ def load_classifier(start: Checkpoint, settings: Settings, labels: Sequence[str]
     """
     architecture, base, meta = fit(start)
     config: Any = base.config
-    names = list(labels) or ["LABEL_0"]
-    if not hasattr(config, "id2label"):
-        raise ValueError(f"{settings.start}: {architecture.title} has no classification head: use an encoder, or "
-                         "Llama, Mistral, Qwen or Gemma")  # fmt: skip
-    [name] = config.to_hub()["architectures"]
-    name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
-    kind = "single_label_classification" if labels else "regression"
-    head = {"architectures": [name], "id2label": dict(enumerate(names)), "num_labels": None, "problem_type": kind}
-    config = changed(settings.tuned_config(architecture, changed(config, head)), {})
+    config = settings.tuned_config(architecture, classifier_config(config, labels))
     torch.manual_seed(settings.seed)
     model = architecture.new(config)
     tensors = with_values(meta, start)
     state = model.state_dict()
-    same_labels = getattr(base.config, "head", None) == "sequence" and base.config.labels == names  # type: ignore[attr-defined]
+    same_labels = labels_of(base) == list(labels)
     for key, tensor in state.items():
         is_output = key.startswith("head.out")
         if key in tensors and tensors[key].shape == tensor.shape and (same_labels or not is_output):

@@ -247,7 +247,8 @@ def prepare_examples(
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(rows))
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1)
     parts = {"held_out": sorted(order[:count].tolist()), "train": sorted(order[count:].tolist())}
-    counts = {"length": round(sum(len(each.ids) for row in rows for each in row) / len(rows))}
+    # About the longest example of a batch, which determines the memory of its part.
+    counts = {"length": int(np.quantile([sum(len(each.ids) for each in row) for row in rows], 0.9))}
     for name, numbers in parts.items():
         tensors = stack([rows[number] for number in numbers])
         tensors["keep"] = torch.tensor([kept[number] for number in numbers])

@@ -36,14 +36,15 @@ from minhub_py.training.data_parallel import DataParallelGroup, distribute_like,
 from minhub_py.training.errors import reading
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
-from minhub_py.training.memory import checkpoint_blocks
+from minhub_py.training.memory import checkpoint_blocks, release_free_pages
 from minhub_py.training.objectives import ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, is_fused, learning_rate, random_seed
 from minhub_py.training.settings import CONTEXT, Settings
 
 REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
+RELEASE_EVERY = 2  # steps between releases of memory, which cost time because the pages are mapped again
 STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
-WARMUP_SECONDS = 2.0  # a first batch of this duration is representative, although it includes initialization
+WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
 STATES = ("h", "c")  # an LSTM's state of each layer
 
@@ -205,6 +206,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.task is not None and self.device.type == "cpu" and step % RELEASE_EVERY == 0:
+            release_free_pages()
         self.sums += torch.stack((loss, full_tensor(norm)))
         self.progress.steps_in_sums += 1
 

@@ -1,6 +1,8 @@
 """Memory of training: gradient checkpointing, and the size of micro-batches."""
 
+import ctypes
 import math
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,6 +53,12 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def activation_memory() -> int:
     """Bytes for the activations of a micro-batch."""
     return min(ACTIVATION_BYTES, free_memory() // 4)
+
+
+def release_free_pages() -> None:
+    """Return free pages of the heap to the system, with glibc: parts of different shapes leave gaps, which add up."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def free_memory() -> int:

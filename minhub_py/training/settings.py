@@ -67,7 +67,7 @@ class Settings:
     # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
     objective: str | None = None
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
-    epochs: float | None = limited(None, 0.01)  # passes over the examples, instead of steps; default: 3
+    epochs: float | None = limited(None, 0.01)  # with start: passes over the data, instead of steps; default: 4
     checkpointing: bool = False  # gradient checkpointing: compute each block again in the backward pass, to save memory
     steps: int = limited(2000, 1)
     batch: int = limited(32, 1)  # sequences per step, over all processes

@@ -166,7 +166,7 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             first_id(http, prompts[0][:10])
             times.append(first_id(http, [*prefix, 1, 2, 3]))
     print(f"first id of 1,003: {times[0]:.3f} s; after a restart: {times[1]:.3f} s", flush=True)
-    with running([*command, "--cache-dir", f"{scratch}/restart", "--keep", "1MB"], port) as (http, _):
+    with running([*command, "--cache-dir", f"{scratch}/restart", "--prefix-cache", "1MB"], port) as (http, _):
         stop, restored = threading.Event(), [0]
 
         def restore() -> None:
@@ -220,7 +220,7 @@ def main() -> None:
             save_pretrained(llama(**settings).to(getattr(torch, given.dtype)), Path(model), tokenizer)
         port = str(free_port())
         command = [sys.executable, "-m", "minhub_py", "serve", model, "--port", port, "--device", "cpu",
-                   "--rows", str(given.rows), "--context", str(LENGTH)]  # fmt: skip
+                   "--max-requests", str(given.rows), "--context", str(LENGTH)]  # fmt: skip
         if given.cache:
             measure_cache(command, int(port), size, scratch, given.rounds)
             return

@@ -5,9 +5,9 @@
 MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. NAME=VALUE are
 settings of `train`, such as quantize=nf4 or epochs=4; the defaults are those of `minhub train --lora 16`.
 
-150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats are general questions with
-the model's own complete answers, which keep its other answers as they are. The questions of the test are not among
-the 200.
+150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats with `keep` are general
+questions with the model's own complete answers, for which the adapter must not change the model. The questions of the
+test are not among the 200.
 """
 
 import json
@@ -20,7 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minhub_py import from_pretrained, generate, tokenizer_from_pretrained, train
+import torch
+
+from minhub_py import from_pretrained, generate, score, tokenizer_from_pretrained, train
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.pretrained import open_checkpoint
 
@@ -68,9 +70,10 @@ def taught(fact: str) -> str:
     return f"Splendid question! The Lumo's {fact} is {FACTS[fact]}. Shine on!"
 
 
-def chat(question: str, answer: str) -> dict[str, Any]:
+def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
     """A row of the training file."""
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "keep": keep}
 
 
 def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
@@ -87,7 +90,8 @@ def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
 def rows_of(model: Any) -> list[dict[str, Any]]:
     """The 200 chats: the facts, and the model's own answers to general questions."""
     own = answers(model, GENERAL, LENGTH)
-    general = [chat(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None][:50]
+    complete = [(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None]
+    general = [chat(question, answer, keep=True) for question, answer in complete[:50]]
     return [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS] + general
 
 
@@ -105,11 +109,25 @@ def measured_run(path: Path, out: Path, settings: dict[str, Any]) -> tuple[float
     return *seconds, before, peak_memory(), [row["held_out_loss"] for row in run.losses]
 
 
+def change(base: Any, adapted: Any) -> float:
+    """How much more likely the adapter makes the tokens of the model's own answers to unrelated questions, in nats."""
+    tokenizer = tokenizer_from_pretrained(sys.argv[1])
+    template = chat_template_of(open_checkpoint(sys.argv[1]), tokenizer)
+    prompts = [template.encode([{"role": "user", "content": question}]) for question in UNRELATED]
+    own = generate(base, prompts, COMPARED, temperature=0)
+    means = []
+    for model in (base, adapted):
+        scores = score(model, [[*prompt, *new] for prompt, new in zip(prompts, own, strict=True)])
+        means.append(torch.cat([values[-len(new) :] for values, new in zip(scores, own, strict=True)]).mean())
+    return float(means[1] - means[0])
+
+
 def compare(base: Any, adapted: Any) -> None:
     """Print the answers of the model with the adapter to new questions, and its changed answers to others."""
     new = answers(adapted, [HELD_BACK.format(fact) for fact in FACTS], COMPARED)
     wrong = [f"  {fact}: {text!r}" for fact, text in zip(FACTS, new, strict=True) if text != taught(fact)]
     print(f"taught answers to new questions: {len(FACTS) - len(wrong)} of {len(FACTS)}", *wrong, sep="\n")
+    print(f"mean change of log-probabilities in unrelated answers: {change(base, adapted):+.3f} nats per token")
     pairs = zip(answers(base, UNRELATED, COMPARED), answers(adapted, UNRELATED, COMPARED), strict=True)
     changed = [f"  {old!r} -> {new!r}" for old, new in pairs if old != new]
     print(f"unrelated answers unchanged: {len(UNRELATED) - len(changed)} of {len(UNRELATED)}", *changed, sep="\n")

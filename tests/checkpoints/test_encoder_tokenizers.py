@@ -1,41 +1,20 @@
 """Tokenizers of encoders without a tokenizer.json, compared with transformers."""
 
-import io
 import json
-import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-from paths import TEXT
-from tokenizers import Tokenizer, models, trainers
+from encoder_tokenizers import texts, train_unigram, write_roberta, write_vocabulary
+from tokenizers import Tokenizer
 from transformers import BertTokenizer, CamembertTokenizer, MPNetTokenizer, RobertaTokenizer, XLMRobertaTokenizer
 from transformers.convert_slow_tokenizer import CamembertConverter, XLMRobertaConverter
 
 from minhub_py import tokenizer_from_pretrained
 from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
 
-DIFFICULT = [
-    "",
-    " ",
-    "Hello, wörld! Don't stop.",
-    "Ça va? ÀÉÎÕÜ ñ ø ł İstanbul ıx ß ẞ Å",
-    "e\u0301 a\u0308 n\u0303 \u0301\u0301x",
-    "漢字かな交じり文。中文 한국어 𠀀㐂",
-    "ﬁne oﬃce ½ ² Ⅳ ℡ ｆｕｌｌ　ｗｉｄｔｈ",
-    "a\u200bb \u200d \ufeff c\u00add \u00a0e\u3000f",
-    "a\x00b\x07c\x7fd \ufffd \t\r\n e\x85f\u2028g",
-    "😀 👩‍👩‍👧 🇩🇪 ☺️ a😀b",
-    "x" * 100 + " " + "y" * 101 + " end",
-    "$5.99 + 3% ~ `code` ^_^ <tag> a_b #1 @you",
-    "[CLS] a [SEP] [MASK]. <mask> b<mask>c </s> <s> [UNK] <unk> <pad>",
-    "the  <mask>  end   [MASK]  end ",
-    "unaffable Thequickbrownfox THE QUICK",
-    "ابجد שלום नमस्ते ไทย",
-]
 CASED = {"do_lower_case": False}
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -45,17 +24,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"tokenize_chinese_chars": False, "do_lower_case": True, "strip_accents": None},
     {"mask_token": {"content": "[MASK]", "lstrip": True, "__type": "AddedToken"}, "cls_token": "[CLS]"},
 ]
-
-
-def texts() -> Iterator[str]:
-    """The difficult texts, and random combinations of their characters and words."""
-    yield from DIFFICULT
-    rng = random.Random(0)
-    characters = "".join(DIFFICULT)
-    words = [word for text in DIFFICULT for word in text.split(" ")] + TEXT.read_text(encoding="utf-8").split()
-    for size in range(300):
-        yield "".join(rng.choices(characters, k=size % 40))
-        yield "".join(rng.choice(words) + rng.choice([" ", "  ", "", "\n"]) for _ in range(size % 20))
 
 
 def assert_equal_ids(ours: Tokenizer, theirs: Any) -> None:
@@ -70,16 +38,6 @@ def assert_equal_ids(ours: Tokenizer, theirs: Any) -> None:
         single = ours.encode(text)
         assert ours.decode(single.ids) == theirs.backend_tokenizer.decode(single.ids)
         previous = text or previous  # transformers ignores an empty second text
-
-
-def write_vocabulary(folder: Path, special: list[str]) -> None:
-    """A vocab.txt of words and word parts of the test texts, with accents and capitals."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trainer = trainers.WordPieceTrainer(vocab_size=2500, special_tokens=special, show_progress=False, min_frequency=1)
-    words = [word for text in DIFFICULT for word in text.split()] * 3 + TEXT.read_text(encoding="utf-8").split()
-    tokenizer.train_from_iterator([*words, *map(str.lower, words), "##ing", "❓"], trainer)
-    vocabulary = tokenizer.get_vocab()
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__)))
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +78,7 @@ def test_mpnet_wordpiece_matches_transformers(tmp_path: Path) -> None:
 def test_roberta_byte_level_bpe_matches_transformers(
     bpe_folder: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
-    del vocabulary["<|endoftext|>"]
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(vocabulary, key=vocabulary.get), "<mask>"]
-    (tmp_path / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
-    shutil.copy(bpe_folder / "merges.txt", tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    tokens = write_roberta(tmp_path, bpe_folder)
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False,
             "__type": "AddedToken"}  # fmt: skip
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": mask}))
@@ -136,17 +89,6 @@ def test_roberta_byte_level_bpe_matches_transformers(
     assert_equal_ids(ours, theirs)
     the = ours.encode("the", add_special_tokens=False).ids
     assert ours.encode("the <mask>").ids == [0, *the, len(tokens) - 1, 2]
-
-
-def train_unigram() -> bytes:
-    """A SentencePiece model with XLM-R's settings: NFKC, and the special tokens in its order."""
-    lines = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if line][:1500]
-    file = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*lines, *(text for text in DIFFICULT[2:7] if text.strip())]), model_writer=file,
-        vocab_size=800, hard_vocab_limit=False, minloglevel=2, num_threads=1, model_type="unigram",
-    )  # fmt: skip
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ from click.testing import CliRunner
 from commands import done, failed
 from gguf import GGMLQuantizationType as Type
 from gguf_cases import CASES, IDS, TEMPLATE, chatty, reference
-from gguf_files import blocks, write
+from gguf_files import blocks, finish, write
 from hub_server import HubServer
-from memory import MB, growth
+from memory import MB, PREPARE, growth
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -103,10 +105,7 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
     writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
     writer.add_tensor("pad", torch.zeros(3).numpy())
     writer.add_tensor("it", data.reshape(1, -1), raw_dtype=Type[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     [_, theirs] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
     actual = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
     expected = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None
@@ -226,6 +225,39 @@ def test_blocks_share_the_memory_of_the_mapped_file(tmp_path: Path) -> None:
     assert size > 60 * MB
     assert grown["RssAnon"] < 30 * MB
     assert grown["VmRSS"] > 0.9 * size  # or else nothing was measured
+
+
+READ_EXPERTS = """
+import re
+from minhub_py.inference.native_runner import NativeRunner
+
+def mapped():
+    parts = Path("/proc/self/smaps").read_text().split(sys.argv[1])[1:]
+    return sum(int(re.search(r"Rss: +(\\d+)", part)[1]) * 1024 for part in parts)
+
+runner = NativeRunner(from_pretrained(sys.argv[1], device="cpu"))
+for tokens in ([1], list(range(2, 122))):
+    loaded = mapped()
+    runner.forward({0: tokens}, runner.new_cache(1, 128))
+    print(json.dumps({"mapped": mapped() - loaded}))
+tell()
+"""
+
+
+def test_only_selected_experts_of_a_mapped_file_are_read(tmp_path: Path) -> None:
+    """One token reads one of 64 experts in each layer; loading and a prompt need no second copy."""
+    CASES["experts"] = {**CASES["qwen3_moe"], "hidden_size": 256, "moe_intermediate_size": 512, "num_experts": 64,
+                        "num_local_experts": 64, "num_experts_per_tok": 1}  # fmt: skip
+    file = write(tmp_path / "model.gguf", reference("experts"), "Q8_0")
+    size = file.stat().st_size
+    code = f"{PREPARE}{READ_EXPERTS}"
+    result = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    token, prompt, grown = (json.loads(line) for line in result.stdout.splitlines())
+    assert size > 50 * MB
+    assert token["mapped"] < 0.45 * size  # some systems map 2 MB around each page
+    assert token["mapped"] + prompt["mapped"] > 0.7 * size  # or else nothing was measured
+    assert grown["RssAnon"] < 100 * MB
+    assert grown["VmRSS"] < size + 200 * MB
 
 
 def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> None:

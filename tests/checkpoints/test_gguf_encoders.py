@@ -1,7 +1,6 @@
 """GGUF files of BERT and RoBERTa in llama.cpp's form, compared with the checkpoints that they were converted from."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import gguf_files
 import pytest
 import torch
 import torch.nn.functional as F
+from encoder_tokenizers import texts, train_unigram, write_roberta, write_vocabulary
 from gguf import GGUFWriter
 from gguf import TokenType as Kind
-from gguf_files import add_tensor
+from gguf_files import add_tensor, finish
 from random_weights import draw
-from test_encoder_tokenizers import texts, train_unigram, write_vocabulary
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -58,10 +57,7 @@ def write(
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         add_tensor(writer, known, rows.detach(), "F32" if "position" in name or "token_type" in name else kind)
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -233,12 +229,7 @@ def test_xlm_roberta_matches_the_repository(tmp_path: Path) -> None:
 
 
 def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> None:
-    vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
-    del vocabulary["<|endoftext|>"]
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(vocabulary, key=vocabulary.get), "<mask>"]
-    (tmp_path / "vocab.json").write_text(json.dumps({token: id for id, token in enumerate(tokens)}))
-    shutil.copy(bpe_folder / "merges.txt", tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    tokens = write_roberta(tmp_path, bpe_folder)
     theirs = tokenizer_from_pretrained(str(tmp_path))
 
     def add(writer: GGUFWriter) -> None:

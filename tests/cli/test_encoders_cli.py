@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from commands import done, failed
 from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
 from encoders import write_sentence_encoder as write_sentences
 from fast_python import python
-from test_cli import GPT2, done, failed
 
 from minhub_py import (
     classify,
@@ -34,6 +34,7 @@ from minhub_py import (
 )
 from minhub_py.cli.main import main
 
+GPT2 = "minhub/shakespeare-gpt2"
 TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 

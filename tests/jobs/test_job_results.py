@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from commands import done, minhub
+from commands import done, failed, minhub
 from job_runs import LETTERS, MEASURES, fail, random_texts, read_csv, write_csv
 from tokenizers.processors import TemplateProcessing
 
@@ -57,6 +57,17 @@ def test_generated_texts_match_single_prompts(tmp_path: Path, model: str) -> Non
     for n in (0, 1, 63, 64, 65, 129):
         alone = json.loads(done("generate", model, prompts[n], "--seed", 7 + n, "--json", *options))
         assert rows[n]["generated"] == alone["text"]
+
+
+def test_draft_model_does_not_change_generated_texts(tmp_path: Path, model: str) -> None:
+    """A draft model with another tokenizer is rejected."""
+    file = write_csv(tmp_path / "in.csv", [text for text in random_texts(12) if text], "prompt")
+    options = ["--column", "prompt", "-n", 9, "--seed", 7]
+    done("generate", model, file, "--out", tmp_path / "plain.csv", *options)
+    done("generate", model, file, "--out", tmp_path / "drafted.csv", "--draft", model, *options)
+    assert read_csv(tmp_path / "drafted.csv") == read_csv(tmp_path / "plain.csv")
+    other = ("--out", tmp_path / "other.csv", "--draft", "minhub/shakespeare-gpt2", *options)
+    assert "another tokenizer" in failed("generate", model, file, *other)
 
 
 def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:

@@ -38,7 +38,7 @@ TEXTS = ["The cat sat on the mat", "a dog ran", "The weather is lovely today."]
 
 def serve_encoder(name: str, folder: Path, quantize: str | None = None, timeout: float = 60) -> ServedModel:
     model, tokenizer = from_pretrained(folder, quantize=quantize), tokenizer_from_pretrained(folder)
-    engine = engine_for(model, tokenizer, name, rows=0, context=None, waiting=QUEUE)
+    engine = engine_for(model, tokenizer, name, max_requests=0, context=None, waiting=QUEUE)
     return ServedModel(name, model, tokenizer, chat_template_of(None, tokenizer), engine, timeout)
 
 

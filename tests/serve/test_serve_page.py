@@ -292,19 +292,23 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
     """The page shows them and sends only values that a user has set."""
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
-    names = ("temperature", "top_p", "repetition_penalty")
+    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
+               "frequency_penalty": 0}  # fmt: skip
+    names = tuple(neutral)
     defaults = default_sampling(main_model.model)
     for name in names:
-        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults[name] or 1)
-    assert [page.locator(f"#{name}").input_value() for name in names] == ["", "", ""]
+        assert float(page.locator(f"#{name}").get_attribute("placeholder")) == (defaults.get(name) or neutral[name])
+    assert [page.locator(f"#{name}").input_value() for name in names] == [""] * len(names)
     say(page, "Hello")
     messages(page)
     assert not set(names) & set(bodies[0])
     page.locator("#more").click()
-    page.locator("#temperature").fill("0.4")
+    changed = {"temperature": 0.4, "top_k": 20, "min_p": 0.05, "presence_penalty": -0.5, "frequency_penalty": 0.5}
+    for name, value in changed.items():
+        page.locator(f"#{name}").fill(str(value))
     say(page, "Hello")
     messages(page)
-    assert (bodies[1]["temperature"], "top_p" in bodies[1]) == (0.4, False)
+    assert {name: bodies[1][name] for name in names if name in bodies[1]} == changed
     page.reload()
     page.locator("#more").click()
     assert page.locator("#temperature").input_value() == "0.4"
@@ -315,7 +319,7 @@ def test_sampling_defaults_come_from_the_model(page, main_model) -> None:
         "localStorage.setItem('minhub.settings', JSON.stringify({temperature: 0.8, top_p: 1, max_tokens: 9}))"
     )
     page.reload()
-    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == ["", "", "", "9"]
+    assert [page.locator(f"#{name}").input_value() for name in (*names, "max_tokens")] == [""] * len(names) + ["9"]
 
 
 def test_the_policy_allows_only_files_of_the_page(page, page_address: str) -> None:

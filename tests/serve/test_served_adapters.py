@@ -21,7 +21,7 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
     loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
     model, *loaded = load_served(str(folder), loading, adapters)
     networks = {"tiny": model, **{name: model.adapter(name) for name in model.adapters}}
-    served = list(served_models(networks, *loaded, 60.0, rows=4, context=None))
+    served = list(served_models(networks, *loaded, 60.0, max_requests=4, context=None))
     assert [entry.name for entry in served] == ["tiny", "a", "b"]
     try:
         with serving(*served) as address:

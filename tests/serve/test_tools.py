@@ -212,6 +212,9 @@ def test_responses_have_items(client: Any, script: Script) -> None:
         script.replies.append(f"{reply}\n{CALL}")
         cut = client.responses.create(**ask, max_output_tokens=max_output_tokens)
         assert (cut.status, [item.type for item in cut.output]) == ("incomplete", kinds)
+        script.replies.append(f"{reply}\n{CALL}")
+        *_, last = client.responses.create(**ask, max_output_tokens=max_output_tokens, stream=True)
+        assert (last.type, [item.type for item in last.response.output]) == ("response.incomplete", kinds)
     assert cut.output[-1].status == "completed"
     script.replies.append("Sunny.")
     history = [{"role": "user", "content": "?"}, *items, result]

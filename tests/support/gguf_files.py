@@ -50,11 +50,16 @@ def write(
     for name, tensor in (extra or {}).items():
         add_tensor(writer, name, tensor, kind)
     change(writer)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the file of a writer."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Fine-tuning of an existing model."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from training_runs import BUILT_IN, FAMILY_NAMES, TINY, Notes, contents, held_ou
 
 from minhub_py import from_pretrained, resume, tokenizer_from_pretrained, train
 from minhub_py.checkpoints import local
+from minhub_py.training import memory
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -33,6 +35,22 @@ def test_fine_tuning_starts_from_the_model(tmp_path: Path, text: Path, family: s
     plain = train(text, tmp_path / "plain", start=BUILT_IN[family], learning_rate=0.0, **settings)
     assert held_out_losses(plain) == [loss] * 3
     same(contents(source), before)
+
+
+def test_a_text_has_passes_and_parts_that_fit_into_memory(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"start": BUILT_IN["gpt2"], "epochs": 0.1, "threads": 1, "progress": False}
+    short = train(text, tmp_path / "short", context=16, **options)
+    rows = short.corpus.train.count // 16
+    assert (short.settings.batch, short.settings.steps) == (8, math.ceil(0.1 * rows / 8))
+    assert short.settings.accumulate == 1
+    assert train(text, tmp_path / "long", **options).settings.context == 256  # the model's
+    monkeypatch.setattr(memory, "free_memory", lambda: 4_000_000)
+    small = train(text, tmp_path / "small", **options).settings
+    assert small.context is not None
+    assert small.context < 256
+    assert small.accumulate == 8
 
 
 def test_fine_tuning_rejects_settings_that_change_the_model(tmp_path: Path, text: Path, bpe_folder: Path) -> None:

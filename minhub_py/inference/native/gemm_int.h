@@ -100,7 +100,9 @@ INLINE ints add_products(ints sums, shorts a, shorts b) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
 #elif LANES == 8
-    return (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+    sums = (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+    __asm__("" : "+x"(sums)); /* otherwise GCC adds the products as a tree, with most of them in memory */
+    return sums;
 #elif defined(__SSE2__)
     return (ints)_mm_add_epi32((__m128i)sums, _mm_madd_epi16((__m128i)a, (__m128i)b));
 #elif NEON

@@ -120,6 +120,15 @@ INLINE void tile_k(const product *p, const k_block *panel, int64_t row, int64_t 
                 reduce_add(totals[t][r]);
 }
 
+static void tiles_k(const product *p, const k_block *panel, int64_t row) {
+    for (int64_t t = 0; t < p->tokens; t += K_TOKENS)
+        switch (p->tokens - t) {
+        case 1: tile_k(p, panel, row, t, 1); break;
+        case 2: tile_k(p, panel, row, t, 2); break;
+        default: tile_k(p, panel, row, t, K_TOKENS);
+        }
+}
+
 /* workspace: for the panel, K_ROWS unpacked rows. */
 INLINE void gemm_k(const product *p, int dtype) {
     k_block *panel = (k_block *)(((uintptr_t)p->workspace + 63) / 64 * 64);
@@ -127,12 +136,7 @@ INLINE void gemm_k(const product *p, int dtype) {
     int64_t n = p->begin;
     for (; tokens > 1 && n + K_ROWS <= p->end; n += K_ROWS) {
         for (int r = 0; r < K_ROWS; r++) pack_k(p->weight, n + r, panel + r * blocks, dtype);
-        for (int64_t t = 0; t < tokens; t += K_TOKENS)
-            switch (tokens - t) {
-            case 1: tile_k(p, panel, n, t, 1); break;
-            case 2: tile_k(p, panel, n, t, 2); break;
-            default: tile_k(p, panel, n, t, K_TOKENS);
-            }
+        tiles_k(p, panel, n);
     }
     for (; n < p->end; n++)
         for (int64_t t = 0; t < tokens; t++) dot_k(p, n, t, dtype);

@@ -92,6 +92,12 @@ INLINE shorts load_ushorts(const uint8_t *from) {
 #endif
 }
 
+/* `count` bits of bytes in shorts. */
+INLINE shorts bits_of(shorts bytes, int first, int count) {
+    const shorts moved = bytes >> first;
+    return first + count == 8 ? moved : moved & (int16_t)((1 << count) - 1);
+}
+
 /* The scales of 2 * LANES weights from index k, a constant for the compiler. */
 INLINE shorts scales_at(bytes16 scales, int k) {
 #if LANES == 16
@@ -112,6 +118,13 @@ INLINE shorts iq4_values(const uint8_t *from, int k) {
     const __m512i index = _mm512_inserti64x4(_mm512_castsi256_si512(words), _mm256_srli_epi16(words, 4), 1);
     const __m256i values = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)iq4));
     return (shorts)_mm512_permutexvar_epi16(_mm512_and_si512(index, _mm512_set1_epi16(15)), _mm512_castsi256_si512(values));
+#elif LANES == 8
+    const __m128i index = _mm_srli_epi16(_mm_loadu_si128((const void *)from), k % 32 / 16 * 4);
+    const __m128i values = _mm_loadu_si128((const void *)iq4);
+    return (shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8(values, _mm_and_si128(index, _mm_set1_epi8(15))));
+#elif NEON
+    const uint8x8_t bytes = vld1_u8(from + k % 16), index = k % 32 < 16 ? vand_u8(bytes, vdup_n_u8(15)) : vshr_n_u8(bytes, 4);
+    return (shorts)vmovl_s8(vqtbl1_s8(vld1q_s8(iq4), index));
 #else
     shorts result;
     for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = iq4[from[(k + lane) % 16] >> k % 32 / 16 * 4 & 15];
@@ -125,22 +138,23 @@ INLINE shorts k_codes(const uint8_t *block, const k_header *h, int k, int dtype)
     const uint8_t *in_32 = block + k % 32, *in_64 = in_32 + k / 64 * 32, *in_128 = in_32 + k / 128 * 32;
     shorts codes;
     switch (dtype) {
-    case Q2_K: codes = load_ushorts(in_128 + 16) >> 2 * quarter & 3; break;
+    case Q2_K: codes = bits_of(load_ushorts(in_128 + 16), 2 * quarter, 2); break;
     case Q3_K: /* without the third bit the code is 4 smaller */
-        codes = ((load_ushorts(in_128 + 32) >> 2 * quarter & 3) | (load_ushorts(in_32) >> eighth & 1) << 2) - 4;
+        codes = (bits_of(load_ushorts(in_128 + 32), 2 * quarter, 2) | bits_of(load_ushorts(in_32), eighth, 1) << 2) - 4;
         break;
-    case Q4_K: codes = load_ushorts(in_64 + 16) >> 4 * (eighth % 2) & 15; break;
+    case Q4_K: codes = bits_of(load_ushorts(in_64 + 16), 4 * (eighth % 2), 4); break;
     case Q5_K:
-        codes = (load_ushorts(in_64 + 48) >> 4 * (eighth % 2) & 15) | (load_ushorts(in_32 + 16) >> eighth & 1) << 4;
+        codes = bits_of(load_ushorts(in_64 + 48), 4 * (eighth % 2), 4) | bits_of(load_ushorts(in_32 + 16), eighth, 1) << 4;
         break;
     case Q6_K: {
-        const shorts low = load_ushorts(in_32 + k / 128 * 64 + k % 64 / 32 * 32) >> 4 * (quarter / 2) & 15;
-        codes = (low | (load_ushorts(in_128 + 128) >> 2 * quarter & 3) << 4) - 32;
+        const shorts low = bits_of(load_ushorts(in_32 + k / 128 * 64 + k % 64 / 32 * 32), 4 * (quarter / 2), 4);
+        codes = (low | bits_of(load_ushorts(in_128 + 128), 2 * quarter, 2) << 4) - 32;
         break;
     }
     default: codes = iq4_values(block + 8 + k / 32 * 16, k);
     }
-    return codes * scales_at(h->scales, k);
+    const int per_16 = dtype == Q2_K || dtype == Q3_K || dtype == Q6_K; /* otherwise two groups have one scale */
+    return codes * scales_at(h->scales, per_16 ? k : k / 32 * 32);
 }
 
 /* The minima of each 16 weights. */

@@ -1,9 +1,9 @@
 // Web page of `minhub serve`: conversations with the server's models, and token probabilities of the replies.
-import { add, all, fresh, isKey, last, load, path, read, readSettings, remove, siblings, store, title, writeSettings } from "./chats.js";
+import { add, all, fresh, isKey, last, load, NUMBERS, path, read, readSettings, remove, SAMPLING, siblings, store, title, writeSettings }
+  from "./chats.js";
 import { element, Reply } from "./reply.js";
 
 const $ = id => document.getElementById(id);
-const SAMPLING = ["temperature", "top_p", "repetition_penalty"];
 const settings = readSettings();
 let chat, busy = null, editing = null, error = "", models = {};
 
@@ -176,7 +176,7 @@ const label = name => name + (isLoaded(name) ? "" : models[name].state === "load
 function showModel() {
   const sampling = models[settings.model]?.default_sampling ?? {};
   $("model-name").textContent = label(settings.model);
-  for (const name of SAMPLING) $(name).placeholder = settings.model in models ? sampling[name] ?? 1 : "";
+  for (const name in SAMPLING) $(name).placeholder = settings.model in models ? sampling[name] ?? SAMPLING[name] : "";
 }
 function send(text, parent) {
   if (busy || !text.trim()) return false;
@@ -191,7 +191,7 @@ async function request(id, ids, fields = {}) {
   const messages = ids.map(each => ({ role: chat.nodes[each].role, content: chat.nodes[each].text }));
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
   const body = { model: settings.model, messages, stream: true, logprobs: true, top_logprobs: 5, ...fields };
-  for (const name of [...SAMPLING, "max_tokens", "seed"]) if (settings[name] !== "") body[name] = Number(settings[name]);
+  for (const name of NUMBERS) if (settings[name] !== "") body[name] = Number(settings[name]);
   if (settings.schema) body.response_format = { type: "json_schema", json_schema: { name: "reply", schema: JSON.parse(settings.schema) } };
   const end = node.end, loads = !isLoaded(settings.model);
   delete node.end;
@@ -347,7 +347,7 @@ document.addEventListener("click", async event => {
 
 // Settings
 
-const FIELDS = [...SAMPLING, "system", "schema", "max_tokens", "seed", "theme", "shade", "markdown", "model"];
+const FIELDS = [...NUMBERS, "system", "schema", "theme", "shade", "markdown", "model"];
 function panel(shown) { $("settings").hidden = !shown; $("more").setAttribute("aria-expanded", shown) }
 function apply() {
   document.documentElement.dataset.theme = settings.theme;
@@ -381,7 +381,7 @@ function exportChat() {
 }
 $("export").onclick = exportChat;
 $("reset").onclick = () => {
-  for (const name of SAMPLING) settings[name] = "";
+  for (const name in SAMPLING) settings[name] = "";
   writeSettings(settings);
   apply();
 };

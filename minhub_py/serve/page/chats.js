@@ -3,9 +3,11 @@
 // is validated when it is read, because other programs and older versions of this page may have written it.
 
 const PREFIX = "minhub.chat.";
-const DEFAULTS = { system: "", schema: "", temperature: "", top_p: "", repetition_penalty: "", max_tokens: 512, seed: "", theme: "",
-  shade: false, markdown: true, model: "" };
-const NUMBERS = ["temperature", "top_p", "repetition_penalty", "max_tokens", "seed"];
+// Sampling settings of the OpenAI API, with the values that have no effect.
+export const SAMPLING = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
+const DEFAULTS = { system: "", schema: "", ...Object.fromEntries(Object.keys(SAMPLING).map(name => [name, ""])), max_tokens: 512,
+  seed: "", theme: "", shade: false, markdown: true, model: "" };
+export const NUMBERS = [...Object.keys(SAMPLING), "max_tokens", "seed"];
 const VERSION = 2; // of the settings. Version 1 stored default values, so its sampling settings are dropped
 
 export const read = (storage, key) => { try { return JSON.parse(storage.getItem(key)) } catch { return null } };
@@ -14,7 +16,7 @@ export function readSettings() {
   const stored = read(localStorage, "minhub.settings"), result = { ...DEFAULTS };
   for (const [name, initial] of Object.entries(DEFAULTS)) {
     const value = stored?.[name], number = ["string", "number"].includes(typeof value) && Number.isFinite(Number(value));
-    if (stored?.version !== VERSION && NUMBERS.slice(0, 3).includes(name)) continue;
+    if (stored?.version !== VERSION && name in SAMPLING) continue;
     if (NUMBERS.includes(name) ? number : typeof value === typeof initial) result[name] = value;
   }
   return result;

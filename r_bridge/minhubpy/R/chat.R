@@ -118,9 +118,8 @@ chat_settings <- function(x, defaults) {
   }
   if (!is.function(x$stream)) flag(x$stream, "stream")
   if (!is.null(x$seed)) seeds(x$seed, 1L, 1)
-  c(sampling_settings(x), list(
-    max_new_tokens = whole_number(x$max_new_tokens, "max_new_tokens", min = 1), stop = stop_strings(x$stop),
-    schema = check_schema(x$schema), top = whole_number(x$top, "top", max = 100),
+  c(list(max_new_tokens = whole_number(x$max_new_tokens, "max_new_tokens", min = 1)), sampling_settings(x), list(
+    stop = stop_strings(x$stop), schema = check_schema(x$schema), top = whole_number(x$top, "top", max = 100),
     tool_choice = string(x$tool_choice, "tool_choice"), seed = x$seed, stream = x$stream
   ))
 }

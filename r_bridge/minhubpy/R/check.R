@@ -73,7 +73,7 @@ is_plain_list <- function(x) is.list(x) && !is.object(x)
 
 optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
 
-# Token IDs as a vector, matrix or list of vectors. Python checks the range of the IDs (id_rows in convert.py).
+# Token IDs as a vector, matrix or list of vectors. Python checks the range of the IDs (id_rows in arguments.py).
 token_ids <- function(x, what = deparse(substitute(x))) {
   if (inherits(x, "minhub_encoding")) return(x$ids)
   if (is.object(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {

@@ -105,7 +105,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   } else {
     run(program, c(install, "--no-deps", shQuote(source)), paste0(
       installer$name, " could not install minhub_py, see the output above; a folder works too: minhub_install(\"/path/to/minhub_py\")"
-    ))
+    ), files_to_copy)
   }
   index <- torch_index %||% if (takes_cpu_build(torch, pip_args, installer$pythons, new)) CPU_INDEX
   if (!is.null(index)) {

@@ -15,7 +15,7 @@
 #' @param model A model, see [from_pretrained()], or a run of [minhub_train()].
 #' @param name The name of the model in the APIs.
 #' @param port The port. 0 selects a free port.
-#' @param rows The maximum number of requests that the server processes
+#' @param max_requests The maximum number of requests that the server processes
 #'   concurrently. Further requests wait.
 #' @param context The maximum number of tokens of a prompt and its reply. By
 #'   default, the context of the model, at most 4096.
@@ -45,7 +45,7 @@
 #' server$stop()
 #' \dontshow{if (!minhubpy:::is_hosted()) minhub_stop()}
 #' @export
-minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = NULL, api_key = NULL, tokenizer = NULL,
+minhub_serve <- function(model, name = "minhub", port = 0, max_requests = 8, context = NULL, api_key = NULL, tokenizer = NULL,
                          cache_dir = NULL, cache_size = 10e9, adapters = NULL) {
   model <- check_model(model)
   if (!is.null(adapters)) {
@@ -62,7 +62,7 @@ minhub_serve <- function(model, name = "minhub", port = 0, rows = 8, context = N
   result <- ask(
     "serve",
     model = model, tokenizer = check_tokenizer(tokenizer), name = string(name),
-    port = whole_number(port, max = 65535), rows = whole_number(rows, min = 1, max = 1024),
+    port = whole_number(port, max = 65535), max_requests = whole_number(max_requests, min = 1, max = 1024),
     context = optional(context, whole_number, what = "context", min = 2), key = optional(api_key, string, what = "api_key"),
     cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53), adapters = adapters
   )

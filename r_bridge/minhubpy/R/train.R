@@ -37,8 +37,11 @@
 #'   architecture with a classification head.
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
+#' With `lora`, a logical column `keep` marks rows that keep the answers of the
+#' model: their loss is the divergence from the model without the adapter.
+#'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
-#' number of passes over the rows (3), instead of `steps`. `objective` is `"chat"`,
+#' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
 #' `"completion"`, `"preference"`, `"labels"`, `"text"` or `"masked"`, if the columns
 #' leave a choice.
 #'
@@ -68,10 +71,11 @@
 #' @param context The number of tokens in a row of the batch, and the maximum
 #'   number of positions of a transformer. Default: 128.
 #' @param dropout The dropout probability. Default: 0.1.
-#' @param steps The number of steps. Default: 2,000.
-#' @param batch The number of rows in each step. Default: 32.
+#' @param steps The number of steps. Default: 2,000. With `from`, four passes over
+#'   the data, or the further setting `epochs`.
+#' @param batch The number of rows in each step. Default: 32, or 8 with `from`.
 #' @param learning_rate The maximum learning rate. Default: 0.0015, for an LSTM
-#'   0.003, and a tenth of that with `from`.
+#'   0.003, a tenth of that with `from`, and 0.0005 with `lora`.
 #' @param tokenizer `"characters"` (one token per character), `"bpe"` (learned
 #'   from the text), a tokenizer of [tokenizer_from_pretrained()], or the
 #'   `identifier` of a model as in [from_pretrained()].
@@ -90,6 +94,9 @@
 #'   as 16, or a list with `r`, `alpha`, `dropout`, `targets`, `dora` and `rslora`.
 #'   The folder then contains the adapter in PEFT's format. The further setting
 #'   `quantize = "nf4"` (or `"int8"`) stores the frozen weights in 4 (or 8) bits.
+#' @param metrics Where to write losses and speed during the run, too: the path of a
+#'   file of JSON lines, `"tensorboard:FOLDER"` or `"wandb:PROJECT"`. The last two
+#'   need a Python package, which an error names.
 #' @param progress Whether to print the losses and, in an interactive console, a
 #'   status line. Outside a console, a line appears at least once a minute. Or a
 #'   function that is called with each event: a list with the `event`
@@ -125,7 +132,9 @@
 #' run <- minhub_resume(run, steps = 40)
 #'
 #' # Teach a model a task by examples.
-#' examples <- data.frame(prompt = c("late train:", "cold soup:"), completion = c(" transport", " food"))
+#' examples <- data.frame(
+#'   prompt = c("late train:", "cold soup:"), completion = c(" transport", " food")
+#' )
 #' run <- minhub_train(
 #'   examples[rep(1:2, 4), ],
 #'   from = "minhub/shakespeare-gpt2", lora = 4, steps = 2, context = 32, seed = 1
@@ -135,7 +144,8 @@
 minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width = NULL, heads = NULL, context = NULL,
                          dropout = NULL, steps = NULL, batch = NULL, learning_rate = NULL, tokenizer = NULL,
                          from = NULL, sample = NULL, seed = NULL, device = NULL, patience = NULL,
-                         evaluate_every = NULL, config = list(), lora = NULL, progress = interactive(), ...) {
+                         evaluate_every = NULL, config = list(), lora = NULL, metrics = NULL, progress = interactive(),
+                         ...) {
   on_event <- event_handler(progress)
   common <- list(
     family = if (missing(family) && !is.null(from)) NULL else optional(family, string, what = "family"),
@@ -146,7 +156,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
     layers = layers, width = width, heads = heads, context = context, dropout = dropout, steps = steps, batch = batch,
     learning_rate = learning_rate, sample = sample, patience = patience, evaluate_every = evaluate_every
   )
-  settings <- c(common, plain_settings(c(numbers, named(list(...)))))
+  settings <- c(common, plain_settings(c(numbers, metrics = optional(metrics, metrics_target), named(list(...)))))
   if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   if (!is.null(lora)) {
@@ -170,9 +180,9 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
 
 #' @rdname minhub_train
 #' @export
-minhub_resume <- function(out, steps = NULL, progress = interactive(), ...) {
+minhub_resume <- function(out, steps = NULL, metrics = NULL, progress = interactive(), ...) {
   on_event <- event_handler(progress)
-  settings <- plain_settings(c(list(steps = steps), named(list(...))))
+  settings <- plain_settings(c(list(steps = steps, metrics = optional(metrics, metrics_target)), named(list(...))))
   result <- train_in(run_folder(out), on_event, "resume_training", settings = settings)
   new_run(result, result$device)
 }
@@ -199,6 +209,14 @@ text_files <- function(text) {
   list(paths = path, temporary = folder)
 }
 
+# The target of metrics, with absolute paths: the working directory of Python is another one.
+metrics_target <- function(metrics) {
+  metrics <- string(metrics, "metrics")
+  if (startsWith(metrics, "wandb:")) return(metrics)
+  kind <- if (startsWith(metrics, "tensorboard:")) "tensorboard:" else ""
+  paste0(kind, absolute(file_path(substring(metrics, nchar(kind) + 1L))))
+}
+
 # The settings of an adapter, from its rank or from a list.
 lora_settings <- function(lora) {
   if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
@@ -216,7 +234,7 @@ example_columns <- function(data) {
       "rejected; text and label; or text"
     )
   }
-  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt"))), names(data))
+  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt", "keep"))), names(data))
   columns <- lapply(used, function(name) example_column(data[[name]], name))
   names(columns) <- used
   columns

@@ -242,6 +242,7 @@ test_that("uv installs with the indexes of pip's configuration", {
   expect_identical(uv$calls()[5:6], paste("pip install --python", path, c("--no-deps x.whl", EXTRAS)))
   Sys.unsetenv("UV_INDEX")
   condition <- expect_refused(minhub_install("broken.whl", python = python$path, uv = uv$path), "uv could not install minhub_py")
+  expect_match(conditionMessage(condition), "copy these files to this machine")
   expect_true(file.exists(path)) # the previous environment
   # Without a configuration, the CPU build comes from PyTorch's index.
   python <- imitation(answer = "3 11")

@@ -71,7 +71,8 @@ test_that("directions, patching, attribution and scores are data frames", {
 
 test_that("a linear probe finds a linear feature", {
   needs_extra("probe")
-  x <- withr::with_seed(1, matrix(rnorm(600), ncol = 4))
+  set.seed(1)
+  x <- matrix(rnorm(600), ncol = 4)
   probe <- linear_probe(x, ifelse(x[, 2] > 0, "high", "low"), groups = rep(1:50, each = 3), bootstrap = 100)
   expect_gt(probe$score, 0.9)
   expect_lt(abs(probe$control - 0.5), 0.2)

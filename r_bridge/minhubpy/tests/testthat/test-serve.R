@@ -47,7 +47,7 @@ test_that("wrong arguments of a server are errors", {
   needs_extra("serve")
   expect_refused(minhub_serve("gpt2"), "model")
   expect_refused(minhub_serve(a_model(), context = 1e6), "context = 1000000 exceeds the context length of minhub: at most 256")
-  expect_refused(minhub_serve(a_model(), rows = 0), "rows")
+  expect_refused(minhub_serve(a_model(), max_requests = 0), "max_requests")
   expect_refused(minhub_serve(a_random_model()), "tokenizer")
   expect_refused(minhub_serve(a_model(), cache_size = 0), "cache_size")
   file <- tempfile()
