@@ -109,8 +109,8 @@ def example_value(value: Any) -> Any:
 
 
 def settings_of(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Convert settings from R. ValueError: a name is unknown; the message lists the valid names."""
-    python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)}
+    """Convert settings from R, and `metrics`. ValueError: a name is unknown; the message lists the valid names."""
+    python_names = {R_NAMES.get(item.name, item.name): item.name for item in fields(Settings)} | {"metrics": "metrics"}
     values = values or {}
     if invalid := sorted(set(values) - set(python_names)):
         raise ValueError(unknown(invalid, list(python_names)))

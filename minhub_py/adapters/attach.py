@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import weights_map
 from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import Adapter, write_adapter
-from minhub_py.adapters.targets import Target, linear_targets, matches, select
+from minhub_py.adapters.heads import SEQUENCE_TASK, labels_of
+from minhub_py.adapters.targets import Target, contains, conversions_of, linear_targets, matches, select
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
@@ -73,6 +74,18 @@ def native_saved(base: LanguageModel, saved: Mapping[str, Tensor]) -> dict[str, 
     return native
 
 
+def hub_copies(model: LanguageModel, modules: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of Hub modules, by Hub name."""
+    copies: dict[str, Tensor] = {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for conversion in conversions_of(model) if modules else ():
+        if any(contains(modules, name.rpartition(".")[0]) for name in conversion.targets):
+            tensors = [parameters[name].detach() for name in conversion.sources]
+            values = conversion.operation.to_hub(tensors, *conversion.values)
+            copies |= dict(zip(conversion.targets, values, strict=True))
+    return copies
+
+
 def adapted_config(base: LanguageModel, native: Mapping[str, Tensor]) -> ModelConfig:
     """The config of a model with trained copies: a tied head with a copy is untied, as in PEFT."""
     known = {name for name, _ in base.named_modules()}
@@ -96,7 +109,7 @@ def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, T
         module = model.get_submodule(path)
         if leaf not in module._parameters:
             module = plain_layer(model, path, module)
-        module._parameters[leaf] = nn.Parameter(tensor.to(like.device, like.dtype).contiguous())
+        module._parameters[leaf] = nn.Parameter(tensor.to(like.device, like.dtype, copy=True).contiguous())
 
 
 def plain_layer(model: LanguageModel, path: str, module: Any) -> nn.Module:
@@ -119,6 +132,7 @@ def new_adapter(base: LanguageModel, config: AdapterConfig, seed: int) -> Adapte
     adapter = Adapter(config)
     selected = select(config, targets, model_type)
     adapter.config = replace(config, target_modules=short_names(selected, targets))
+    adapter.saved = hub_copies(base, config.modules_to_save)
     for module in selected:
         rows, columns = targets[module].shape
         magnitude = row_norms(base, targets[module]) if config.use_dora else None
@@ -160,4 +174,12 @@ def save_adapter(model: LanguageModel, folder: str | Path) -> None:
         raise ValueError("the model has no adapter: use save_pretrained() to save a complete model")
     assert model.base is not None
     targets = linear_targets(model.base)
-    write_adapter(Path(folder), adapter, transposed=any(targets[name].transposed for name in adapter.factors))
+    # Trained values; a model in another dtype has rounded copies.
+    modules = {name.rpartition(".")[0] for name in adapter.saved}
+    trained = hub_copies(model, sorted(modules))
+    same = {name: trained[name] for name, old in adapter.saved.items() if trained[name].dtype == old.dtype}
+    write_adapter(
+        Path(folder), replace(adapter, saved=adapter.saved | same),
+        transposed=any(targets[name].transposed for name in adapter.factors),
+        labels=labels_of(model) if adapter.config.task_type == SEQUENCE_TASK else None,
+    )  # fmt: skip

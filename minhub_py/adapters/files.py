@@ -11,7 +11,7 @@ PEFT ignores unexpected names and warns about missing ones; here both are errors
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
-from minhub_py.adapters.targets import brief, conversions_of, linear_targets, matches, select
+from minhub_py.adapters.targets import brief, contains, conversions_of, linear_targets, select
 from minhub_py.checkpoints.storage import open_safetensors, read_object
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.models.base import LanguageModel
@@ -126,7 +126,7 @@ def check_saved(adapter: Adapter, model: LanguageModel, table: Table, problems: 
     """Compare the trained copies with modules_to_save and bias."""
     config = adapter.config
     names = hub_names(model, table)
-    expected = {name for name in names if matches(config.modules_to_save, name.rpartition(".")[0])}
+    expected = {name for name in names if contains(config.modules_to_save, name.rpartition(".")[0])}
     expected |= expected_biases(config, names, adapter)
     allowed = expected | {f"{module}.weight" for module in adapter.factors}
     problems["missing"].extend(expected - adapter.saved.keys())
@@ -149,8 +149,11 @@ def hub_names(model: LanguageModel, table: Table) -> set[str]:
     return names | tied
 
 
-def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool) -> None:
-    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in, out)."""
+def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: Sequence[str] | None = None) -> None:
+    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in, out).
+
+    labels: of the adapter's classification head, which PEFT does not store; None without one.
+    """
     tensors: dict[str, Tensor] = {}
     for module, factors in adapter.factors.items():
         name = f"{PREFIX}{module}"
@@ -158,13 +161,14 @@ def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool) -> None:
         tensors[f"{name}.lora_B.weight"] = factors.lora_B.detach()
         if factors.magnitude is not None:
             tensors[f"{name}.lora_magnitude_vector"] = factors.magnitude.detach()
-    for name, tensor in adapter.saved.items():
+    for name, tensor in sorted(adapter.saved.items()):
         module = name.rpartition(".")[0]
         tensors[PREFIX + (name.replace(module, f"{module}.base_layer") if module in adapter.factors else name)] = tensor
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{WEIGHTS}.partial"
     try:
-        write_safetensors(partial, tensors, tensors)
+        metadata = {} if labels is None else {"labels": json.dumps(list(labels))}
+        write_safetensors(partial, tensors, tensors, metadata=metadata)
         partial.replace(folder / WEIGHTS)
     finally:
         partial.unlink(missing_ok=True)

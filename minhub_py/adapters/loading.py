@@ -6,6 +6,7 @@ from pathlib import Path
 
 from minhub_py.adapters.attach import attach
 from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.adapters.heads import base_of
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.storage import read_object
 from minhub_py.models.base import LanguageModel
@@ -51,4 +52,12 @@ def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] 
 def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
     """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
     if folders:
-        model.adapters = {name: attach(model, read_adapter(path, model)) for name, path in folders.items()}
+        model.adapters = {name: with_adapter(model, path) for name, path in folders.items()}
+
+
+def with_adapter(model: LanguageModel, folder: Path) -> LanguageModel:
+    """A view of `model` with the adapter in a folder, and with its classification head. Raises as `read_adapter`."""
+    base = base_of(folder, model)
+    view = attach(base, read_adapter(folder, base))
+    view._base = (model,)  # with its own head
+    return view

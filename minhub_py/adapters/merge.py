@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from minhub_py.adapters.attach import adapted_config, copy_structure, native_saved, replace_module
 from minhub_py.adapters.files import Adapter
+from minhub_py.adapters.heads import SEQUENCE_TASK
 from minhub_py.adapters.targets import linear_targets
 from minhub_py.inference.quantize import kind_of
 from minhub_py.models.base import LanguageModel, ModelConfig
@@ -39,7 +40,10 @@ class MergedTensors(Mapping[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter) -> None:
-        self.tensors, self.saved = tensors, native_saved(model, adapter.saved)
+        self.saved = native_saved(model, adapter.saved)
+        # An adapter with a classification head replaces the head of the checkpoint.
+        known = model.state_dict().keys() if adapter.config.task_type == SEQUENCE_TASK else tensors.keys()
+        self.tensors, self.names = tensors, [name for name in tensors if name in known]
         self.config: ModelConfig = adapted_config(model, self.saved)
         self.layers = {
             f"{name}.weight": (adapter.factors[module], rows)
@@ -58,7 +62,7 @@ class MergedTensors(Mapping[str, Tensor]):
             return LoRALinear(SimpleNamespace(weight=self.tensors[name], bias=None), factors, rows).weight
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.tensors, *(name for name in self.saved if name not in self.tensors)])
+        return iter(dict.fromkeys([*self.names, *self.saved]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -66,5 +70,8 @@ class MergedTensors(Mapping[str, Tensor]):
     def meta(self, meta: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The shapes and dtypes of the tensors. meta: those of the checkpoint."""
         dtype = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
-        new = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in self.saved.items()}
-        return dict(meta) | {name: tensor for name, tensor in new.items() if name not in meta}
+        saved = {
+            name: torch.empty_like(tensor, dtype=meta[name].dtype if name in meta else dtype, device="meta")
+            for name, tensor in self.saved.items()
+        }
+        return {name: meta[name] for name in self.names} | saved

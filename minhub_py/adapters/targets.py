@@ -95,7 +95,7 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
         name for name, target in targets.items()
         if (not target.is_head if wanted == ALL_LINEAR else matches(wanted, name))
         and not (config.exclude_modules and matches(config.exclude_modules, name))
-        and not (config.modules_to_save and matches(config.modules_to_save, name))
+        and not contains(config.modules_to_save, name)
         and is_in_layers(config, name)
     ]  # fmt: skip
     if not selected:
@@ -110,6 +110,12 @@ def matches(wanted: Collection[str] | str, name: str) -> bool:
     if isinstance(wanted, str):
         return re.fullmatch(wanted, name) is not None
     return any(name == key or name.endswith(f".{key}") for key in wanted)
+
+
+def contains(modules: Collection[str] | str, name: str) -> bool:
+    """Whether a module, or a module around it, is one of `modules`."""
+    parts = name.split(".")
+    return any(matches(modules, ".".join(parts[:count])) for count in range(1, len(parts) + 1))
 
 
 def is_in_layers(config: AdapterConfig, name: str) -> bool:

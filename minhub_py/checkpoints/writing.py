@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -128,14 +129,15 @@ def write_safetensors(
     tensors: Mapping[str, Tensor],
     layout: str = "hub",
     progress: Callable[[int], object] = lambda size: None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write one safetensors file, with one tensor in memory at a time; the library's writer needs all of them.
 
     planned: shapes and dtypes of the file.    tensors: source of the data.    progress: called with the bytes of each
-    tensor.
+    tensor.    metadata: further texts in the header.
     """
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "layout": layout, **metadata}}
     order = sorted(planned, key=lambda name: -planned[name].itemsize)  # aligns each tensor to its dtype
     offset = 0
     for name in order:

@@ -85,6 +85,8 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--patience", type=POSITIVE, help="* Stop after this many evaluations without a lower loss."),
     click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
     click.option("--sample-tokens", type=POSITIVE, help="* Length of that text in tokens.  [default: 200]"),
+    click.option("--metrics", metavar="TARGET",
+                 help="* Also write losses and speed to a .jsonl file, tensorboard:FOLDER or wandb:PROJECT."),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1),
                  help="Random seed of weights, batches and dropout.  [default: 1337]"),
     click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),

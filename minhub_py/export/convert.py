@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 
 import weights_map
-from minhub_py.adapters.attach import attach
 from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
+from minhub_py.adapters.loading import with_adapter
 from minhub_py.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout
@@ -53,18 +54,21 @@ def convert(
         checkpoint.adapter = None
         model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
         if adapter is not None:
-            model = merge(attach(model, read_adapter(adapter, model)))
+            model = merge(with_adapter(model, adapter))
         save_torchscript(model, out, companions_of(checkpoint.path))
         return
     architecture, model, meta = fit(checkpoint)  # all checks precede the first write
     tensors, config = with_values(meta, SingleTensors(checkpoint)), model.config
     if adapter is not None:
+        model = base_of(adapter, model)
         tensors = merged = MergedTensors(tensors, model, read_adapter(adapter, model))
         meta, config = merged.meta(meta), merged.config
     if to == "hub":
         meta = weights_map.to_hub(architecture.model_type, meta, config)
         tensors = meta.over(tensors)
     settings = {**config.to_hub(), **(checkpoint.config or {})}
+    if adapter is not None and labels_of(model) is not None:  # the head of the adapter
+        settings |= {name: value for name, value in config.to_hub().items() if name in HEAD_NAMES}
     if not config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
         settings |= {"tie_word_embeddings": False}
         if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:

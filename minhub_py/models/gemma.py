@@ -36,9 +36,10 @@ from minhub_py.models.base import ACTIVATIONS, Encoder, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, Gate, HiddenStates, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, Embed, HiddenStates, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -74,18 +75,6 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: "GemmaConfig") -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act = ACTIVATIONS[config.activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nn.Module):
     """The name `post_attention_layernorm` is ambiguous: it precedes the MLP in Gemma 1 and follows attention later."""
 
@@ -96,7 +85,7 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(C, eps, offset=1)
         self.pre_feedforward_layernorm = RMSNorm(C, eps, offset=1) if four else None
-        self.mlp = MLP(config)
+        self.mlp = GatedMLP(C, config.intermediate_size, config.activation)
         self.post_feedforward_layernorm = RMSNorm(C, eps, offset=1) if four else None
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
@@ -161,9 +150,7 @@ class Gemma(LanguageModel):
             yield Attend(*heads, attn.scale, attn.window, attn.softcap, causal=attn.causal, dropout=attn.dropout)
             yield Add(attn.o_proj, block.post_attention_layernorm if four else None)
             yield Norm(block.pre_feedforward_layernorm if four else block.post_attention_layernorm)
-            yield Linear([mlp.gate_proj, mlp.up_proj])
-            yield Gate(self.config.activation)
-            yield Add(mlp.down_proj, block.post_feedforward_layernorm)
+            yield from mlp.steps(block.post_feedforward_layernorm)
         yield Norm(self.norm)
 
 

@@ -34,9 +34,10 @@ from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.experts import Routing
 from minhub_py.models.layers import RMSNorm, merge_heads, rms_norm, scaled, split_heads
 from minhub_py.models.mixture import Mixture
+from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, LoadResidual, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, Embed, Linear, LoadResidual, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 HALF_VARIANCE = 2**-0.5  # of the sum of two vectors for each layer
@@ -77,19 +78,6 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: "Gemma4Config", layer: int) -> None:
-        super().__init__()
-        C, inner = config.hidden_size, config.inner_sizes[layer]
-        self.gate_proj = nn.Linear(C, inner, bias=False)
-        self.up_proj = nn.Linear(C, inner, bias=False)
-        self.down_proj = nn.Linear(inner, C, bias=False)
-        self.act = ACTIVATIONS[config.hidden_activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
 class ExpertBranch(nn.Module):
     """Experts beside the MLP of a block. Their outputs are normed apart, then added."""
 
@@ -120,7 +108,7 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(C, eps)
         self.pre_feedforward_layernorm = RMSNorm(C, eps)
-        self.mlp = MLP(config, layer)
+        self.mlp = GatedMLP(C, config.inner_sizes[layer], config.hidden_activation)
         self.post_feedforward_layernorm = RMSNorm(C, eps)
         self.experts = ExpertBranch(config) if config.enable_moe_block else None
         self.act = ACTIVATIONS[config.hidden_activation]
@@ -226,9 +214,7 @@ class Gemma4(LanguageModel):
                 yield experts.mixture.step()
                 yield Norm(experts.post_norm, to_residual=True)
             yield Norm(block.pre_feedforward_layernorm, saved=experts is not None)
-            yield Linear([mlp.gate_proj, mlp.up_proj])
-            yield Gate(activation)
-            yield Add(mlp.down_proj, block.post_feedforward_layernorm if experts is None else experts.mlp_norm)
+            yield from mlp.steps(block.post_feedforward_layernorm if experts is None else experts.mlp_norm)
             if experts is not None:
                 yield steps.AddToSaved(block.post_feedforward_layernorm)
             if P:

@@ -29,9 +29,10 @@ from minhub_py.models.cache import KeyValues, Layout, Past, State
 from minhub_py.models.experts import Routing
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture
+from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 
 class ShortConvolution(nn.Module):
@@ -75,18 +76,6 @@ class Attention(nn.Module):
         return self.out_proj(merge_heads(past.attend(self.layer, q, k, v, scale=self.scale)))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: "Lfm2Config") -> None:
-        super().__init__()
-        C, inner = config.hidden_size, config.inner_size
-        self.gate_proj = nn.Linear(C, inner, bias=False)
-        self.up_proj = nn.Linear(C, inner, bias=False)
-        self.down_proj = nn.Linear(inner, C, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nn.Module):
     def __init__(self, config: "Lfm2Config", layer: int) -> None:
         super().__init__()
@@ -99,7 +88,7 @@ class Block(nn.Module):
         self.mlp = (
             Mixture(config.num_experts, C, config.moe_intermediate_size, "silu", routing, config.use_expert_bias)
             if config.is_sparse(layer)
-            else MLP(config)
+            else GatedMLP(C, config.inner_size, "silu")
         )
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
@@ -162,9 +151,7 @@ class Lfm2(LanguageModel):
             if isinstance(mlp, Mixture):
                 yield mlp.step()
             else:
-                yield Linear([mlp.gate_proj, mlp.up_proj])
-                yield Gate("silu")
-                yield Add(mlp.down_proj)
+                yield from mlp.steps()
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 

@@ -34,9 +34,10 @@ from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture
+from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_multiple, unavailable
-from minhub_py.models.steps import Add, Attend, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
            "granitemoe": "GraniteMoeForCausalLM"}  # fmt: skip
@@ -73,21 +74,6 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y))
 
 
-class MLP(nn.Module):
-    """The MLP of a layer without experts."""
-
-    def __init__(self, config: "MixtralConfig") -> None:
-        super().__init__()
-        C, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(C, inner, bias=False)
-        self.up_proj = nn.Linear(C, inner, bias=False)
-        self.down_proj = nn.Linear(inner, C, bias=False)
-        self.act = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nn.Module):
     def __init__(self, config: "MixtralConfig", layer: int) -> None:
         super().__init__()
@@ -98,7 +84,11 @@ class Block(nn.Module):
         self.factor = config.residual_multiplier
         routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob, factor=self.factor)
         sparse = config.is_sparse(layer)
-        self.mlp = Mixture(config.num_experts, C, inner, config.hidden_act, routing) if sparse else MLP(config)
+        self.mlp = (
+            Mixture(config.num_experts, C, inner, config.hidden_act, routing)
+            if sparse
+            else GatedMLP(C, config.intermediate_size, config.hidden_act)
+        )
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), past, rotation) * self.factor
@@ -151,9 +141,7 @@ class Mixtral(LanguageModel):
             if isinstance(mlp, Mixture):
                 yield mlp.step()
             else:
-                yield Linear([mlp.gate_proj, mlp.up_proj])
-                yield Gate(config.hidden_act)
-                yield Add(mlp.down_proj)
+                yield from mlp.steps()
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head, scale=1 / config.logits_scaling)
 

@@ -171,7 +171,7 @@ GEMMA: Sizes = {
 }
 _GEMMA4 = {"final_logit_softcapping": 30.0, "eos_token_id": [1, 106]}
 _GEMMA4_DENSE = {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
-                 "sliding_window": 1024}  # fmt: skip
+                 "sliding_window": 1024, "max_position_embeddings": 262144}  # fmt: skip
 GEMMA4: Sizes = {
     "gemma-4-E2B": _llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
                           layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),

@@ -35,9 +35,10 @@ from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture, SharedExpert
+from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated, unavailable
-from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Gate, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Linear, Logits, Norm, Rotate, Step
 
 
 class GatedNorm(nn.Module):
@@ -114,19 +115,6 @@ class Attention(nn.Module):
         return self.o_proj(merge_heads(y * gate.sigmoid()))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: "Qwen35Config") -> None:
-        super().__init__()
-        C, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(C, inner, bias=False)
-        self.up_proj = nn.Linear(C, inner, bias=False)
-        self.down_proj = nn.Linear(inner, C, bias=False)
-        self.act = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Block(nn.Module):
     def __init__(self, config: "Qwen35Config", layer: int) -> None:
         super().__init__()
@@ -138,7 +126,11 @@ class Block(nn.Module):
         C, act, sparse = config.hidden_size, config.hidden_act, config.is_sparse(layer)
         routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob)
         inner = config.moe_intermediate_size
-        self.mlp = Mixture(config.num_experts, C, inner, act, routing) if sparse else MLP(config)
+        self.mlp = (
+            Mixture(config.num_experts, C, inner, act, routing)
+            if sparse
+            else GatedMLP(C, config.intermediate_size, config.hidden_act)
+        )
         self.shared_expert = SharedExpert(C, config.shared_expert_intermediate_size, act) if sparse else None
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
@@ -209,9 +201,7 @@ class Qwen35(LanguageModel):
                 yield from block.shared_expert.steps(block.post_attention_layernorm)
                 yield mlp.step()
             else:
-                yield Linear([mlp.gate_proj, mlp.up_proj])
-                yield Gate(act)
-                yield Add(mlp.down_proj)
+                yield from mlp.steps()
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 

@@ -23,6 +23,8 @@ EXTRAS = {
     "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
     "plot": Extra({"matplotlib": "3.8"}, "drawing plots"),
     "probe": Extra({"scikit-learn": "1.4"}, "fitting probes"),
+    "tensorboard": Extra({"tensorboard": "2.18"}, "writing metrics for TensorBoard"),
+    "wandb": Extra({"wandb": "0.19"}, "sending metrics to Weights & Biases"),
 }
 MODULES = {"scikit-learn": "sklearn"}
 

@@ -12,6 +12,7 @@ The shell command is `minhub train`; for several processes, `torchrun -m minhub_
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,7 +27,8 @@ from minhub_py.training.checkpoint import LossRow, RunFolder
 from minhub_py.training.data import Corpus, read_corpus
 from minhub_py.training.errors import reading
 from minhub_py.training.examples import ExampleCorpus
-from minhub_py.training.listener import Listener
+from minhub_py.training.listener import Listener, combined
+from minhub_py.training.metrics import metrics_listener
 from minhub_py.training.preparation import Preparation
 from minhub_py.training.progress import ConsoleListener
 from minhub_py.training.recovery import check_model_files, recovery_advice
@@ -45,7 +47,8 @@ TextSource = str | os.PathLike[str] | BinaryIO
 
 def train(
     text: TextSource | Sequence[TextSource], out: str | os.PathLike[str], *, progress: bool = True,
-    listener: Listener | None = None, **settings: "Unpack[TrainSettings]",
+    listener: Listener | None = None, metrics: str | os.PathLike[str] | None = None,
+    **settings: "Unpack[TrainSettings]",
 ) -> "Run":  # fmt: skip
     """Train a model on UTF-8 text files, or on the examples in .jsonl, .csv, .tsv and .parquet files.
 
@@ -62,6 +65,8 @@ def train(
         out: New folder for the run.
         progress: Print a line for each evaluation on standard error, and a progress bar on a terminal or in a notebook.
         listener: Receives the progress instead of the console.
+        metrics: Where losses, learning rate and speed are also written: a file of JSON lines, ``"tensorboard:FOLDER"``
+            (`pip install minhub_py[tensorboard]`) or ``"wandb:PROJECT"`` (`pip install minhub_py[wandb]`).
         **settings: Fields of `Settings`, such as family, start (identifier of a model to fine-tune), tokenizer, layers,
             width, context (tokens), steps, batch (sequences), learning_rate, sample, seed, device.
             ``lora={"r": 16}`` trains an adapter of `start` in PEFT's format.
@@ -87,7 +92,9 @@ def train(
         settings["lora"] = {"r": lora}
     checked = Settings(**settings)
     given = frozenset(settings)
-    return _run(lambda events: start_run(RunFolder(Path(out)), checked, texts, events, given), out, listener, progress)
+    return _run(
+        lambda events: start_run(RunFolder(Path(out)), checked, texts, events, given), out, listener, progress, metrics
+    )
 
 
 def resume(
@@ -95,6 +102,7 @@ def resume(
     *,
     progress: bool = True,
     listener: Listener | None = None,
+    metrics: str | os.PathLike[str] | None = None,
     **changes: "Unpack[ResumeSettings]",
 ) -> "Run":
     """Continue a run from its last checkpoint. The result is bitwise identical to an uninterrupted run.
@@ -106,6 +114,7 @@ def resume(
         out: Folder of the run.
         progress: As in `train`.
         listener: As in `train`.
+        metrics: As in `train`. A resumed run appends to the file or folder; in Weights & Biases it is a new run.
         **changes: New values of settings that affect neither the data nor the model: steps, evaluate_every,
             checkpoint_every, patience, sample, sample_tokens, device, compile, parallel, threads.
 
@@ -123,26 +132,31 @@ def resume(
         preparation = Preparation.read(folder)
     if preparation is not None:
         settings = preparation.settings.changed(changes)
-        return _run(lambda events: continue_preparation(folder, preparation, settings, events), out, listener, progress)
+        return _run(
+            lambda events: continue_preparation(folder, preparation, settings, events), out, listener, progress, metrics
+        )
     settings = Run(out).settings.changed(changes)
-    return _run(lambda events: continue_run(folder, settings, events), out, listener, progress)
+    return _run(lambda events: continue_run(folder, settings, events), out, listener, progress, metrics)
 
 
 def _run(
-    work: Callable[[Listener], None], out: str | os.PathLike[str], listener: Listener | None, progress: bool
-) -> "Run":
-    """Call `work` with the listener, a console listener, or a silent listener."""
+    work: Callable[[Listener], None], out: str | os.PathLike[str], listener: Listener | None, progress: bool,
+    metrics: str | os.PathLike[str] | None,
+) -> "Run":  # fmt: skip
+    """Call `work` with the listener, a console listener, or a silent listener, and with the listener of the metrics."""
     if not isinstance(progress, bool):
         raise ValueError(f"progress must be True or False, not {progress!r}; to receive progress, pass listener=")
-    if listener is not None or not progress:
-        work(listener or Listener())
-        return Run(out)
-    console = ConsoleListener()
-    try:
-        work(console)
-    finally:
-        console.close()
+    with ExitStack() as stack:
+        console = ConsoleListener() if listener is None and progress else None
+        listeners = [listener or console or Listener()]
+        if metrics is not None:
+            listeners.append(stack.enter_context(metrics_listener(metrics)))
+        if console is not None:
+            stack.callback(console.close)
+        work(combined(listeners))
     run = Run(out)
+    if console is None:
+        return run
     console.finished(run.best, run.folder)
     return run
 

@@ -14,6 +14,7 @@ from torch import nn
 from minhub_py.adapters.attach import attach, new_adapter, save_adapter
 from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig
 from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
 from minhub_py.checkpoints.storage import open_safetensors
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting, unknown
@@ -57,6 +58,8 @@ def adapted_model(
             adapter = read_adapter(newest, base)
     else:
         config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
+        if labels_of(base) is not None:
+            config = replace(config, modules_to_save=head_modules(base), task_type=SEQUENCE_TASK)
         adapter = new_adapter(base, config, seed)
     base.requires_grad_(False)
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs

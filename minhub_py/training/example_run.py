@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from minhub_py.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.config import changed
 from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import Architecture
@@ -53,9 +52,6 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
         objective = "masked" if objective == "text" and is_encoder else objective
     if is_encoder and objective not in ("labels", "masked"):
         raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
-    if objective == "labels" and settings.lora:
-        raise ValueError(f"{setting('lora')} does not support labels: models with a classification head are trained "
-                         "completely")  # fmt: skip
     return dataclasses.replace(settings, objective=objective)
 
 
@@ -121,20 +117,12 @@ def load_classifier(start: Checkpoint, settings: Settings, labels: Sequence[str]
     """
     architecture, base, meta = fit(start)
     config: Any = base.config
-    names = list(labels) or ["LABEL_0"]
-    if not hasattr(config, "id2label"):
-        raise ValueError(f"{settings.start}: {architecture.title} has no classification head: use an encoder, or "
-                         "Llama, Mistral, Qwen or Gemma")  # fmt: skip
-    [name] = config.to_hub()["architectures"]
-    name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
-    kind = "single_label_classification" if labels else "regression"
-    head = {"architectures": [name], "id2label": dict(enumerate(names)), "num_labels": None, "problem_type": kind}
-    config = changed(settings.tuned_config(architecture, changed(config, head)), {})
+    config = settings.tuned_config(architecture, classifier_config(config, labels))
     torch.manual_seed(settings.seed)
     model = architecture.new(config)
     tensors = with_values(meta, start)
     state = model.state_dict()
-    same_labels = getattr(base.config, "head", None) == "sequence" and base.config.labels == names  # type: ignore[attr-defined]
+    same_labels = labels_of(base) == list(labels)
     for key, tensor in state.items():
         is_output = key.startswith("head.out")
         if key in tensors and tensors[key].shape == tensor.shape and (same_labels or not is_output):

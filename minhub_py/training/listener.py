@@ -1,5 +1,7 @@
 """Progress of a training run, as callbacks."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from minhub_py.training.checkpoint import LossRow
@@ -45,6 +47,20 @@ class Listener:
         A resumed run repeats the unfinished step or evaluation.
         """
         return False
+
+
+def combined(listeners: Sequence[Listener]) -> Listener:
+    """A listener that calls all `listeners`. The run stops if one of them requests it."""
+
+    def call(name: str, *arguments: Any) -> bool:
+        answers = [getattr(listener, name)(*arguments) for listener in listeners]
+        return any(answers)
+
+    result = Listener()
+    for name in vars(Listener):
+        if not name.startswith("_"):
+            setattr(result, name, partial(call, name))
+    return result
 
 
 class StoppedError(Exception):

@@ -42,7 +42,7 @@ from minhub_py.training.optimizer import create_optimizer, is_fused, learning_ra
 from minhub_py.training.settings import CONTEXT, Settings
 
 REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
-RELEASE_EVERY = 4  # steps between releases of memory, which cost time because the pages are mapped again
+RELEASE_EVERY = 2  # steps between releases of memory, which cost time because the pages are mapped again
 STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
 WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from minhub_py.adapters.heads import with_head
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
@@ -402,6 +403,9 @@ def load_model(
     """
     if settings.lora and start is not None:
         architecture, base = load_base(start, settings)
+        if labels is not None:
+            torch.manual_seed(settings.seed)
+            base = with_head(base, labels)
         model = adapter_run.adapted_model(
             base,
             settings.lora,

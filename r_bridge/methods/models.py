@@ -34,16 +34,14 @@ def from_pretrained(
 
 def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
     """The model with an adapter, or without one. The weights are shared."""
-    from minhub_py.adapters.attach import attach
-    from minhub_py.adapters.files import read_adapter
-    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.adapters.loading import adapter_folders, with_adapter
     from minhub_py.inference.arguments import model_of
 
     module = model_of(model.module, "model$adapter()")
     base, folder = module.base or module, None
     if source is not None:
         [folder] = adapter_folders(source).values()
-    view = base if folder is None else attach(base, read_adapter(folder, base))
+    view = base if folder is None else with_adapter(base, folder)
     result = Model(view, model.folder, model.identifier, signature=model.signature, adapter=folder)
     return about(result, session.add(result)) | {"commit": None}
 

@@ -17,9 +17,7 @@ def serve(
     adapters: folders by name.    ValueError: an adapter does not fit the model.
     """
     require("serve")
-    from minhub_py.adapters.attach import attach
-    from minhub_py.adapters.files import read_adapter
-    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.adapters.loading import adapter_folders, with_adapter
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.loading import served_models
@@ -30,7 +28,7 @@ def serve(
     template = chat_template_of(None if tokenizer else model.folder, tok)
     folders = adapter_folders({key: str(scalar(value, str)) for key, value in dict(adapters or {}).items()})
     base = model.module
-    networks = {name: base, **{key: attach(base, read_adapter(path, base)) for key, path in folders.items()}}
+    networks = {name: base, **{key: with_adapter(base, path) for key, path in folders.items()}}
     background = BackgroundServer(Server(Models([]), key=key), port=port)
     settings: dict[str, Any] = {
         "max_requests": max_requests, "context": context, "cache_dir": cache_dir, "cache_size": int(cache_size),

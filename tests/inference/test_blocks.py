@@ -11,7 +11,7 @@ from decoders import at_the_end_of_memory, read, some_ids
 from gguf import GGMLQuantizationType
 
 import minhub_py
-from minhub_py import generate, llama
+from minhub_py import generate, llama, mixtral
 from minhub_py.inference.native.library import BLOCKS
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.quantize import Quantized, kind_of
@@ -19,6 +19,10 @@ from weights_map.blocks import TYPES, unpack_rows
 
 TOLERANCE = 2e-5  # as in decoders.py
 ROUNDED = 1e-3  # blocks of 256, whose activations are quantized to 15 bits
+
+
+def tolerance(kind: str) -> float:
+    return ROUNDED if TYPES[kind].size == 256 else TOLERANCE
 
 
 def in_floats(model: Any) -> Any:
@@ -47,10 +51,9 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     expected = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
     assert torch.equal(model(torch.tensor([ids]))[0], expected)
     runner = NativeRunner(model)
-    tolerance = ROUNDED if TYPES[kind].size == 256 else TOLERANCE
     for sizes in ([1], [64], [3, 5, 2, 7]):
         actual = read(model, ids, sizes)
-        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+        assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
     # Rows of the embedding are the weights to the last bit.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
     assert embed.weight.dtype == BLOCKS[kind]
@@ -69,6 +72,18 @@ def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, ki
         actual = runner.forward(rows, cache, every=True, exact=True)
         assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
         place += size
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_experts_in_blocks_match_the_unpacked_weights(kernel: str, kind: str) -> None:
+    """All experts are selected: another choice would exceed rounding."""
+    model = new_of_blocks(kind, mixtral, num_experts=3, num_experts_per_tok=3)
+    ids = some_ids(model, 40)
+    expected = model(torch.tensor([ids]))[0]
+    actual = read(model, ids, [1])
+    assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
+    assert torch.equal(read(model, ids, [40]), actual)
 
 
 @pytest.mark.parametrize("kind", TYPES)

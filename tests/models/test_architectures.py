@@ -16,7 +16,7 @@ from cases import ARCHITECTURES
 from decoders import KERNELS
 from pairs import in_pairs
 from random_weights import draw
-from references import CASES, FEW, LENGTH, NATIVE, TOLERANCE, assert_close, ids_of, read, states_of, texts_of
+from references import CASES, FEW, LENGTH, TOLERANCE, assert_close, ids_of, read, states_of, texts_of
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -259,7 +259,7 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, NATIVE), indirect=["kernel"])
+@pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
 def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -> None:
     """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
     model = load(name)[1]

@@ -1,5 +1,7 @@
 """Models whose weights are random blocks of a GGUF type."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from gguf_files import blocks
 
 from minhub_py import llama
 from minhub_py.inference.quantize import layers_of, replace_layers
+from minhub_py.models.experts import ExpertMatrices
 from weights_map.blocks import TYPES, Blocks, unpack_rows
 
 SIZES = {"vocab_size": 61, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -20,11 +23,13 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int) -> Blocks:
     return Blocks(kind, torch.from_numpy(blocks(kind, count, seed, scale)).view(rows, -1))
 
 
-def new_of_blocks(kind: str, **changes: Any) -> Any:
-    """A Llama whose layers and embedding are random blocks of a type."""
+def new_of_blocks(kind: str, new: Callable[..., Any] = llama, **changes: Any) -> Any:
+    """A Llama, or a similar model, whose layers and embedding are random blocks of a type."""
     torch.manual_seed(0)
-    model = llama(**{**SIZES, **changes}).eval()
-    kinds = {layer: random_blocks(kind, *layer.weight.shape, seed)
-             for seed, (layer, _) in enumerate(layers_of(model, kind))}  # fmt: skip
+    model = new(**{**SIZES, **changes}).eval()
+    kinds = {}
+    for seed, (layer, _) in enumerate(layers_of(model, kind)):
+        *rows, columns = layer.shape if isinstance(layer, ExpertMatrices) else layer.weight.shape
+        kinds[layer] = random_blocks(kind, math.prod(rows), columns, seed)
     replace_layers(model, kinds, lambda layer: None)
     return model

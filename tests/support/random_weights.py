@@ -20,3 +20,5 @@ def draw(model: nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("expert_bias"):  # of the same size as the sigmoids, so that it changes the choice
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

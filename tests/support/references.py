@@ -16,7 +16,6 @@ TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 70
 VOCABULARY = 61  # of all cases
 CASES = {name: cases for cases in ARCHITECTURES.values() for name in cases.cases}
-NATIVE = [name for name, cases in CASES.items() if name not in cases.torch_only]
 FEW = [name for cases in ARCHITECTURES.values() for name in cases.few]
 
 

@@ -18,11 +18,24 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
-from minhub_py import bert, classify, from_pretrained, generate, resume, save_pretrained, score, train
+from minhub_py import (
+    bert,
+    classify,
+    from_pretrained,
+    generate,
+    llama,
+    resume,
+    save_adapter,
+    save_pretrained,
+    score,
+    train,
+)  # fmt: skip
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
 from minhub_py.training import Listener
 
@@ -213,17 +226,19 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     with torch.no_grad():
         idx = torch.tensor([regression.tokenizer.encode("the film was fine").ids])
         assert regression.model(idx).item() == pytest.approx(1.5, abs=0.7)
-    with pytest.raises(ValueError, match="lora does not support labels"):
-        train(labels, tmp_path / "lora", lora=4, **options)
 
 
-def test_a_decoder_learns_labels(tmp_path: Path, bpe_folder: Path) -> None:
-    from minhub_py import llama
-
+def decoder(folder: Path, bpe_folder: Path) -> Path:
+    """A small Llama without a classification head."""
     torch.manual_seed(0)
     model = llama(vocab_size=600, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
                   num_key_value_heads=2, pad_token_id=0)  # fmt: skip
-    save_pretrained(model, tmp_path / "base", read_tokenizer(bpe_folder))
+    save_pretrained(model, folder, read_tokenizer(bpe_folder))
+    return folder
+
+
+def test_a_decoder_learns_labels(tmp_path: Path, bpe_folder: Path) -> None:
+    decoder(tmp_path / "base", bpe_folder)
     rows = [{"text": word, "label": str(index)} for word, index in (("red", 0), ("blue", 1), ("green", 2))] * 8
     path = write(tmp_path / "labels.jsonl", rows)
     run = train(
@@ -231,6 +246,43 @@ def test_a_decoder_learns_labels(tmp_path: Path, bpe_folder: Path) -> None:
     )
     assert isinstance(run.model, Classifier)
     assert run.best_loss < 0.3
+
+
+@pytest.mark.parametrize("base", ["encoder", "decoder"])
+def test_an_adapter_learns_labels_with_a_head_of_its_own(
+    tmp_path: Path, encoder: Path, bpe_folder: Path, base: str
+) -> None:
+    """Trained, resumed, loaded, saved and merged; the base keeps its own head."""
+    start = encoder if base == "encoder" else decoder(tmp_path / "base", bpe_folder)
+    rows = [{"text": f"the {word}", "label": word} for word in ("film", "play", "good")] * 8
+    options = QUICK | {"start": str(start), "learning_rate": 1e-2, "epochs": 20, "lora": 4}
+    path = write(tmp_path / "labels.jsonl", rows)
+    run = train(path, tmp_path / "whole" / "run", **options)
+    assert run.best_loss < 0.3 < run.losses[0]["held_out_loss"]
+    stopped = train(path, tmp_path / "parts" / "run", listener=Notes(stop=20), **options)
+    same(contents(resume(stopped.folder, progress=False).folder), contents(run.folder))
+    model = run.model
+    assert classify(model, run.tokenizer, ["the film", "the good"])["label"] == ["film", "good"]
+    config = json.loads((run.folder / "adapter_config.json").read_text())
+    heads = ["bert.pooler.dense", "classifier"] if base == "encoder" else ["score"]
+    assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", heads)
+    idx = torch.tensor([run.tokenizer.encode("the play").ids])
+    expected = model(idx)
+    save_adapter(model, tmp_path / "copy")
+    loaded = from_pretrained(start, adapter={"labels": tmp_path / "copy"})
+    assert torch.equal(loaded.adapter("labels")(idx), expected)
+    assert torch.equal(loaded.adapter("labels").adapter(None)(idx), from_pretrained(start)(idx))
+    result = CliRunner().invoke(main, ["convert", str(run.folder), str(tmp_path / "merged")])
+    assert result.exit_code == 0, result.output
+    merged = from_pretrained(tmp_path / "merged")
+    assert (merged(idx) - expected).abs().max() <= 1e-4
+    assert merged.config.labels == ["film", "good", "play"]
+    numbers = write(
+        tmp_path / "numbers.jsonl", [{"text": f"the {word}", "label": "1.5"} for word in ("film", "play")] * 9
+    )
+    regression = train(numbers, tmp_path / "regression", **options)
+    assert regression.model.config.problem_type == "regression"
+    assert regression.model(idx).item() == pytest.approx(1.5, abs=0.3)
 
 
 def test_masked_words(tmp_path: Path, encoder: Path) -> None:

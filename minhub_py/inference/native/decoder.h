@@ -39,7 +39,7 @@ enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
-       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE };
+       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -96,7 +96,10 @@ typedef struct {
         struct { int32_t width, sigmoid; } gate; /* of the output; whether a factor's logit follows */
         struct {                            /* ROUTE; top: experts per token */
             int32_t top, normalize, sigmoid;
-            float factor;
+            float factor, epsilon;
+            const float *norm;              /* RMS norm of the residual stream, which the router reads instead; or NULL. It
+                                               replaces the residual stream: COMBINE must have REPLACES */
+            const float *factors;           /* of the weight of each expert, or NULL */
         } route;
         struct {                            /* EXPERTS, COMBINE */
             const void *const *data, *const *scales; /* of each expert's weight; of two matrices, the gates first */
@@ -115,7 +118,8 @@ typedef struct {
 /* operation.flags */
 enum {
     MORE_LINEAR = 1,                  /* LINEAR: the next LINEAR appends its output to this one */
-    FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; NORM: replaces the residual stream, too */
+    FROM_SAVED = 1, TO_STREAM = 2,    /* NORM, RMS_NORM: reads what SAVE stored; replaces the residual stream, too */
+    REPLACES = 1,                     /* COMBINE: the sum replaces the residual stream */
     JOINT_NORM = 1, INTERLEAVED = 2,  /* ROTATE: one norm over all heads; rotates neighbors instead of halves */
     NORM_LAST = 4, LAYER_NORM = 8,    /* ROTATE: norms after the rotation; layer norms, with a weight for each head */
     ALIBI = 2,                        /* ATTEND: second has the slope of each head, times the distance */

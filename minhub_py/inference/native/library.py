@@ -25,10 +25,10 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
          "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
          "hidden_states": 21, "short_convolution": 22,
-         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26}  # fmt: skip
+         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26, "join": 27}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS = 4, 8, 2, 4
+NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS, REPLACES = 4, 8, 2, 4, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -73,7 +73,10 @@ AttendParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
 )  # fmt: skip
 GateParameters = parameters(width=int32, sigmoid=int32)
-RouteParameters = parameters(top=int32, normalize=int32, sigmoid=int32, factor=float32)
+RouteParameters = parameters(
+    top=int32, normalize=int32, sigmoid=int32, factor=float32, epsilon=float32, norm=ctypes.c_void_p,
+    factors=ctypes.c_void_p,
+)  # fmt: skip
 ExpertsParameters = parameters(
     data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32
 )  # fmt: skip
@@ -113,7 +116,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 25 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 26 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

@@ -296,7 +296,14 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             kernels.norm(from, op->weight.data, op->bias, op->norm.epsilon, columns, in);
             if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
             break;
-        case RMS_NORM: kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in); break;
+        case RMS_NORM:
+            kernels.rms_norm(from, op->weight.data, op->norm.epsilon, columns, in);
+            if (op->flags & TO_STREAM) memcpy(x, in, columns * sizeof(float));
+            break;
+        case JOIN:
+            kernels.rms_norm(x, op->weight.data, op->norm.epsilon, columns, in);
+            for (int64_t i = 0; i < columns; i++) x[i] = c->saved[m * c->width + i] + in[i];
+            break;
         case ROTATE: rotate(op, c, t->in, m); break;
         case NORM_VALUES: {
             const int64_t G = op->rotate.kv_heads, D = op->rotate.head_size;
@@ -423,6 +430,7 @@ static void weigh(const operation *op, const float *row, const int32_t *selected
         }
     }
     for (int64_t i = 0; i < top; i++) weight[i] = weight[i] / total * op->route.factor;
+    for (int64_t i = 0; op->route.factors && i < top; i++) weight[i] *= op->route.factors[selected[i]];
 }
 
 /* Selects the `top` experts with the largest scores for each token, the first of equal ones, and sorts by expert. */
@@ -650,6 +658,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case LAYER_INPUTS:
         case GATE_INPUT:
         case SCALE:
+        case JOIN:
         case GATE: {
             task t = {.op = op, .c = c, .in = in, .out = x};
             each_token(&t, alone);
@@ -670,7 +679,9 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             swap = in, in = out, out = swap;
             break;
         case ROUTE: /* also writes the inputs of each choice, which EXPERTS reads */
-            linear(op, c, in, out, c->tokens, alone);
+            for (int64_t m = 0; op->route.norm && m < c->tokens; m++)
+                kernels.rms_norm(x + m * width, op->route.norm, op->route.epsilon, op->weight.columns, x + m * width);
+            linear(op, c, op->route.norm ? x : in, out, c->tokens, alone);
             select_experts(op, out, width, c->tokens, &selected);
             for (int64_t i = 0; i < selected.count; i++) {
                 const float *from = in + selected.token[i] * width;
@@ -686,6 +697,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             break;
         case COMBINE:
             experts(op, c, &selected, in, out, 0, alone);
+            for (int64_t m = 0; op->flags & REPLACES && m < c->tokens; m++)
+                memset(x + m * width, 0, op->weight.rows * sizeof(float));
             parallel((c->tokens + 15) / 16, combine_chunk,
                      &(expert_task){.op = op, .c = c, .choices = &selected, .in = out, .out = x}, alone);
             break;

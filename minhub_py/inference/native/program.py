@@ -32,6 +32,7 @@ from minhub_py.inference.native.library import (
     MORE_LINEAR,
     NO_KEYS,
     NORM_LAST,
+    REPLACES,
     TO_STREAM,
     AttendParameters,
     DeltaRuleParameters,
@@ -54,6 +55,7 @@ from minhub_py.models.steps import (
     Add,
     AddPositions,
     AddSinusoids,
+    AddToSaved,
     AddTypes,
     Attend,
     CacheEncoder,
@@ -141,6 +143,11 @@ class Program(Weights):
     def save_residual(self, step: SaveResidual) -> Operation:
         return Operation(kind=KINDS["save"])
 
+    def add_to_saved(self, step: AddToSaved) -> Operation:
+        operation = Operation(kind=KINDS["join"], weight=self.factor(step.norm))
+        operation.norm.epsilon = step.norm.eps
+        return operation
+
     def load_residual(self, step: LoadResidual) -> Operation:
         return Operation(kind=KINDS["copy"])
 
@@ -153,8 +160,6 @@ class Program(Weights):
             weight = self.vector(torch.ones(shape, device=CPU) if layer.weight is None else layer.weight)
             bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
             kind = KINDS["norm"]
-        if step.to_residual and bias is None:
-            raise UnsupportedError("an RMS norm of the residual stream")
         flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
         operation = Operation(kind=kind, weight=weight, bias=bias, flags=flags)
         operation.norm.epsilon = layer.eps
@@ -322,8 +327,8 @@ class Program(Weights):
 
     def experts(self, step: Experts) -> list[Operation]:
         routing = step.routing
-        if step.router_norm is not None or step.factors is not None:
-            raise UnsupportedError("a router with its own norm")
+        if step.router_norm is not None and not step.replaces:
+            raise UnsupportedError("a router with its own norm, whose experts are added")
         if routing.top * MAX_TOKENS > MAX_CHOICES:
             raise UnsupportedError(f"{routing.top} experts per token")
         router = self.product(KINDS["route"], step.router, step.router.bias)
@@ -334,9 +339,14 @@ class Program(Weights):
         )
         if step.choice_bias is not None:
             router.second = self.vector(step.choice_bias)
+        router.route.factors = self.floats(step.factors)
+        if step.router_norm is not None:
+            norm = step.router_norm
+            router.route.epsilon = norm.eps
+            router.route.norm = self.floats((norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5)
         first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
         second = self.expert_weights(KINDS["combine"], [step.down], step.down_bias)
-        first.activation = code_of(step.activation)
+        first.activation, second.flags = code_of(step.activation), REPLACES * step.replaces
         first.experts.alpha, first.experts.limit = step.alpha, step.limit
         # The inputs and outputs of all selected experts use the buffers of the tokens; codes are padded.
         columns = max(first.weight.columns, second.weight.columns)
@@ -415,7 +425,7 @@ class Program(Weights):
 
 TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] = {
     Embed: Program.embed, AddPositions: Program.add_positions, AddSinusoids: Program.add_sinusoids,
-    AddTypes: Program.add_types,
+    AddTypes: Program.add_types, AddToSaved: Program.add_to_saved,
     StoreResidual: Program.store_residual, HiddenStates: Program.hidden_states, SaveResidual: Program.save_residual,
     LoadResidual: Program.load_residual, Norm: Program.norm, Linear: Program.linear, Rotate: Program.rotate,
     Attend: Program.attend, CrossAttend: Program.cross_attend, CacheEncoder: Program.cache_encoder,

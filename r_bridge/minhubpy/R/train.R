@@ -94,6 +94,9 @@
 #'   as 16, or a list with `r`, `alpha`, `dropout`, `targets`, `dora` and `rslora`.
 #'   The folder then contains the adapter in PEFT's format. The further setting
 #'   `quantize = "nf4"` (or `"int8"`) stores the frozen weights in 4 (or 8) bits.
+#' @param metrics Where to write losses and speed during the run, too: the path of a
+#'   file of JSON lines, `"tensorboard:FOLDER"` or `"wandb:PROJECT"`. The last two
+#'   need a Python package, which an error names.
 #' @param progress Whether to print the losses and, in an interactive console, a
 #'   status line. Outside a console, a line appears at least once a minute. Or a
 #'   function that is called with each event: a list with the `event`
@@ -141,7 +144,8 @@
 minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width = NULL, heads = NULL, context = NULL,
                          dropout = NULL, steps = NULL, batch = NULL, learning_rate = NULL, tokenizer = NULL,
                          from = NULL, sample = NULL, seed = NULL, device = NULL, patience = NULL,
-                         evaluate_every = NULL, config = list(), lora = NULL, progress = interactive(), ...) {
+                         evaluate_every = NULL, config = list(), lora = NULL, metrics = NULL, progress = interactive(),
+                         ...) {
   on_event <- event_handler(progress)
   common <- list(
     family = if (missing(family) && !is.null(from)) NULL else optional(family, string, what = "family"),
@@ -152,7 +156,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
     layers = layers, width = width, heads = heads, context = context, dropout = dropout, steps = steps, batch = batch,
     learning_rate = learning_rate, sample = sample, patience = patience, evaluate_every = evaluate_every
   )
-  settings <- c(common, plain_settings(c(numbers, named(list(...)))))
+  settings <- c(common, plain_settings(c(numbers, metrics = optional(metrics, metrics_target), named(list(...)))))
   if (!is.list(config) && !is.atomic(config)) fail("config must be a named list, not ", describe(config))
   if (length(config)) settings$config <- plain_config(as.list(config), "config = list(window_size = 64)")
   if (!is.null(lora)) {
@@ -176,9 +180,9 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
 
 #' @rdname minhub_train
 #' @export
-minhub_resume <- function(out, steps = NULL, progress = interactive(), ...) {
+minhub_resume <- function(out, steps = NULL, metrics = NULL, progress = interactive(), ...) {
   on_event <- event_handler(progress)
-  settings <- plain_settings(c(list(steps = steps), named(list(...))))
+  settings <- plain_settings(c(list(steps = steps, metrics = optional(metrics, metrics_target)), named(list(...))))
   result <- train_in(run_folder(out), on_event, "resume_training", settings = settings)
   new_run(result, result$device)
 }
@@ -203,6 +207,14 @@ text_files <- function(text) {
   on.exit(close(file))
   writeLines(text, file, sep = if (length(text) == 1L) "" else "\n", useBytes = TRUE)
   list(paths = path, temporary = folder)
+}
+
+# The target of metrics, with absolute paths: the working directory of Python is another one.
+metrics_target <- function(metrics) {
+  metrics <- string(metrics, "metrics")
+  if (startsWith(metrics, "wandb:")) return(metrics)
+  kind <- if (startsWith(metrics, "tensorboard:")) "tensorboard:" else ""
+  paste0(kind, absolute(file_path(substring(metrics, nchar(kind) + 1L))))
 }
 
 # The settings of an adapter, from its rank or from a list.

@@ -28,7 +28,6 @@ class Cases:
     gradients: tuple[str, ...]
     published: Mapping[str, int]
     refused: tuple[tuple[Mapping[str, Any], str], ...] = ()
-    torch_only: tuple[str, ...] = ()  # names of models without a C implementation
     fresh: Mapping[str, Any] = field(default_factory=dict)  # settings that a fresh small model needs beside `small`
 
     def settings(self, name: str) -> dict[str, Any]:

@@ -61,9 +61,8 @@ PUBLISHED = {"google/gemma-4-E2B": 4_628_569_344, "google/gemma-4-E4B": 7_463_01
 FAMILY = Cases(
     SMALL,
     CASES,
-    few=("gemma4_text", "gemma4_text-dense"),
+    few=("gemma4_text", "gemma4_text-dense", "gemma4_text-experts"),
     gradients=("gemma4_text-experts", "gemma4_text-long-sharing", "gemma4_text-equal-shared"),
     published=PUBLISHED,
     refused=REFUSED,
-    torch_only=tuple(name for name in CASES if "experts" in name),
 )

@@ -112,7 +112,7 @@ test_that("wrong arguments are errors", {
   expect_refused(attention_weights(model, c("a", "b")), "text must be one text")
   expect_refused(attention_weights(model, ""), "the text has no tokens")
   expect_refused(attention_weights(model, NA_character_), "text must not contain NA")
-  expect_refused(attention_weights(model, strrep("a", 5000)), "shorten the text")
+  expect_refused(attention_weights(model, strrep("a", 5000)), "context length is 256: shorten")
   expect_refused(logit_lens(model, "a", n = 0), "n must be at least 1")
   lstm <- the("lstm", lstm_from_pretrained(BUILT_IN[[3L]]))
   expect_refused(attention_weights(lstm, "To be"), "has no attention")

@@ -457,8 +457,11 @@ test_that("an adapter of a model is trained, and its folder loads as a model", {
   needs_python()
   from <- "minhub/shakespeare-gpt2"
   run <- minhub_train(
-    rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1
+    rep(VERSE, 4), from = from, lora = 2, steps = 4, batch = 2, context = 32, evaluate_every = 2, seed = 1,
+    metrics = metrics <- tempfile(fileext = ".jsonl")
   )
+  expect_length(grep('"held_out_loss"', readLines(metrics)), 3)
+  expect_refused(minhub_train(VERSE, metrics = 1), "metrics must be")
   expect_identical(as.numeric(run$settings$lora$r), 2)
   expect_output(print(summary(run)), "lora = list(r = 2", fixed = TRUE)
   expect_true(all(diff(run$losses$held_out_loss) < 0))

@@ -1,0 +1,34 @@
+"""The gated MLP of most decoders: down(activation(gate(x)) · up(x)).
+
+Source: Shazeer (2020), "GLU Variants Improve Transformer".
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.layers import RMSNorm
+from minhub_py.models.steps import Add, Gate, Linear, Step
+
+
+class GatedMLP(nn.Module):
+    """C channels, and `inner` channels between the matrices, which have no biases."""
+
+    def __init__(self, channels: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate_proj = nn.Linear(channels, inner, bias=False)
+        self.up_proj = nn.Linear(channels, inner, bias=False)
+        self.down_proj = nn.Linear(inner, channels, bias=False)
+        self.act = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output (B, T, C) for x (B, T, C)."""
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+    def steps(self, norm: RMSNorm | None = None) -> Iterator[Step]:
+        """The operations, with a norm of the output."""
+        yield Linear([self.gate_proj, self.up_proj])
+        yield Gate(self.activation)
+        yield Add(self.down_proj, norm)
