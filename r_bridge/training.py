@@ -12,7 +12,7 @@ import numpy as np
 
 from minhub_py.system.spelling import unknown
 from minhub_py.training import Listener, Settings
-from minhub_py.training.checkpoint import COLUMNS, LossRow
+from minhub_py.training.checkpoint import LossRow, columns_of
 from minhub_py.training.progress import busy_advice, load_average
 from minhub_py.training.summary import about, duration, family_title, read
 from r_bridge.arguments import setting
@@ -137,6 +137,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "best_step": summary.best_step,
         "nats_per_token": summary.nats_per_token,
         "nats_per_character": summary.nats_per_character,
+        "measures": summary.measures,
         "tokens_per_second": summary.tokens_per_second,
         "seconds": summary.seconds,
         "time": duration(summary.seconds),
@@ -149,7 +150,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
 def columns(rows: Sequence[LossRow]) -> dict[str, Any]:
     """Convert rows of losses.csv to columns, with NA for missing values."""
     result: dict[str, Any] = {}
-    for name in COLUMNS:
+    for name in columns_of(rows):
         values = np.array([row[name] for row in rows], np.float64)
         result[name] = values.astype(np.int32) if name == "step" else np.ma.MaskedArray(values, np.isnan(values))
     return result

@@ -208,14 +208,17 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
 
 def show(summaries: Sequence["Summary"]) -> None:
     """Print the summaries as a table."""
-    from minhub_py.training.summary import duration, family_title
+    from minhub_py.training.checkpoint import MEASURES
+    from minhub_py.training.summary import HEADINGS, duration, family_title
 
+    measures = [name for name in MEASURES if any(name in run.measures for run in summaries)]
     table(
         ["RUN", "MODEL", "PARAMETERS", "TOKENIZER", "VOCABULARY", "STEPS", "BEST AT", "NATS/TOKEN", "NATS/CHARACTER",
-         "TOKENS/S", "TIME"],
+         *(HEADINGS[name].upper() for name in measures), "TOKENS/S", "TIME"],
         [
             (run.name, family_title(run.family), run.parameters, run.tokenizer, run.vocab_size, run.steps,
              run.best_step, f"{run.nats_per_token:.4f}", f"{run.nats_per_character:.4f}",
+             *(f"{run.measures[name]:.4f}" if name in run.measures else "" for name in measures),
              f"{run.tokens_per_second:,.0f}", duration(run.seconds))
             for run in summaries
         ],

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,9 +37,18 @@ LOCK = ".lock"  # exists in a run's folder while a process writes to it
 
 LossColumn = Literal["step", "tokens", "train_loss", "held_out_loss", "learning_rate", "gradient_norm",
                      "tokens_per_second", "seconds"]  # fmt: skip
+Measure = Literal["accuracy", "f1_macro", "r_squared"]
 
 
-class LossRow(TypedDict):
+class Measures(TypedDict, total=False):
+    """Measures of the held-out examples with labels; NaN where undefined."""
+
+    accuracy: float  # of a classification, as f1_macro
+    f1_macro: float
+    r_squared: float  # of a regression
+
+
+class LossRow(Measures):
     """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
     train_loss and gradient_norm are means over the steps since the previous row. Losses are in nats per token.
@@ -56,6 +65,12 @@ class LossRow(TypedDict):
 
 
 COLUMNS: tuple[LossColumn, ...] = get_args(LossColumn)
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Literal[LossColumn, Measure], ...]:
+    """The columns of losses.csv for these rows: measures only if a row has them."""
+    return (*COLUMNS, *(name for name in MEASURES if any(name in row for row in rows)))
 
 
 @dataclass
@@ -176,13 +191,14 @@ class RunFolder:
             shutil.rmtree(older)
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Append a row to losses.csv."""
-        new = not self.losses.exists()
-        with self.writing(self.losses), self.losses.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow({name: _number(row[name]) for name in COLUMNS})
+        """Add a row to losses.csv. The first row with a measure adds its column, also to the file of an old run."""
+        self.write_rows([*self.read_rows(), row])
+
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write losses.csv."""
+        names = columns_of(rows)
+        lines = [",".join(names), *(",".join(_number(row.get(name, math.nan)) for name in names) for row in rows)]
+        self.write(self.losses, "\n".join(lines) + "\n")
 
     def read_rows(self) -> list[LossRow]:
         """The rows of losses.csv, except an incomplete last line of a killed process. CorruptError."""
@@ -195,16 +211,14 @@ class RunFolder:
             for row in csv.DictReader(lines):
                 if not row["held_out_loss"] or None in row.values():
                     raise ValueError(row)
-                values: dict[str, Any] = {name: float(row[name] or "nan") for name in COLUMNS}
+                values: dict[str, Any] = {name: float(row[name] or "nan") for name in columns_of([row])}
                 rows.append(cast(LossRow, values | {name: int(values[name]) for name in ("step", "tokens")}))
         return rows
 
     def truncate_after(self, step: int) -> None:
         """Remove the rows and samples after `step`, because a resumed run repeats those steps."""
         if self.losses.exists():
-            rows = [row for row in self.read_rows() if row["step"] <= step]
-            lines = [",".join(COLUMNS), *(",".join(_number(row[name]) for name in COLUMNS) for row in rows)]
-            self.write(self.losses, "\n".join(lines) + "\n")
+            self.write_rows([row for row in self.read_rows() if row["step"] <= step])
         if self.samples.exists():
             text = self.samples.read_bytes()
             headings = re.finditer(rb"^==== step (\d+)\n", text, re.MULTILINE)

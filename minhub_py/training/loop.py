@@ -29,7 +29,7 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run
-from minhub_py.training.checkpoint import LossRow, Progress, RunFolder, progress_json, read_state, write_state
+from minhub_py.training.checkpoint import LossRow, Measures, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
 from minhub_py.training.data_parallel import DataParallelGroup, distribute_like, full_tensor, gather_on_main
@@ -241,10 +241,13 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.dtype == "bfloat16" else nullcontext()
 
     @torch.no_grad()
-    def validation_loss(self) -> float:
-        """Mean loss on the held-out text, in nats per token. StoppedError: the run stopped between two batches."""
+    def validate(self) -> tuple[float, Measures]:
+        """The mean loss on the held-out text, in nats per token, and the measures of examples with labels.
+
+        StoppedError: the run stopped between two batches.
+        """
         if self.task is not None:
-            return self.example_loss(self.task)
+            return self.validate_examples(self.task)
         assert isinstance(self.corpus, Corpus)
         held_out = self.corpus.held_out
         loss, tokens = 0.0, 0
@@ -268,11 +271,12 @@ class Trainer:
         finally:
             self.set_training_mode()
         total_loss, total_tokens = self.group.all_reduce([loss, float(tokens)], self.device)
-        return total_loss / total_tokens
+        return total_loss / total_tokens, {}
 
-    def example_loss(self, task: ExampleTask) -> float:
-        """`validation_loss` of examples, per target."""
+    def validate_examples(self, task: ExampleTask) -> tuple[float, Measures]:
+        """`validate` of examples; the loss is per target."""
         loss, targets = 0.0, 0.0
+        scored: list[tuple[Tensor, Tensor]] = []
         self.model.eval()
         try:
             for number, numbers in enumerate(self.evaluation_batches, 1):
@@ -280,13 +284,13 @@ class Trainer:
                 batch = task.held_out_batch(numbers).to(self.device)
                 started = time.perf_counter()
                 with self.autocast(), self.kernels():
-                    loss += task.loss(self.model, batch).item()
+                    loss += task.loss(self.model, batch, scored).item()
                 last = number == len(self.evaluation_batches)
                 self.estimate(number, time.perf_counter() - started, batch.idx.numel(), last)
                 targets += batch.targets
         finally:
             self.set_training_mode()
-        return loss / targets
+        return loss / targets, task.measures(scored)
 
     def estimate(self, number: int, seconds: float, tokens: int, last: bool) -> None:
         """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens.
@@ -314,7 +318,7 @@ class Trainer:
         steps = progress.steps_in_sums
         train_loss, norm = (total / steps if steps else math.nan for total in self.mean_sums())  # waits for the GPU
         seconds = time.perf_counter() - self.row_started
-        loss = self.validation_loss()
+        loss, measures = self.validate()
         if not math.isfinite(loss):
             raise self.divergence()
         best = progress.best_loss is None or loss < progress.best_loss
@@ -330,7 +334,7 @@ class Trainer:
             "step": progress.step, "tokens": round(progress.step * tokens), "train_loss": train_loss,
             "held_out_loss": loss, "learning_rate": learning_rate(settings, progress.step), "gradient_norm": norm,
             "tokens_per_second": round((progress.step - self.row_step) * tokens / seconds, 1),
-            "seconds": round(time.perf_counter() - self.started, 2),
+            "seconds": round(time.perf_counter() - self.started, 2), **measures,
         }  # fmt: skip
         if self.group.is_main:
             self.folder.write_row(row)

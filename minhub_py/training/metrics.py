@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from minhub_py.distributed import environment
 from minhub_py.system.extras import require
-from minhub_py.training.checkpoint import LossRow
+from minhub_py.training.checkpoint import MEASURES, LossRow
 from minhub_py.training.listener import Listener
 
 Write = Callable[[int, dict[str, float]], None]
+SHOWN = ("train_loss", "held_out_loss", "learning_rate", "gradient_norm", *MEASURES)
 
 
 class MetricsListener(Listener):
@@ -26,11 +28,8 @@ class MetricsListener(Listener):
         self.write(step, {"loss": loss, "tokens_per_second": tokens_per_second})
 
     def evaluated(self, row: LossRow, best: bool) -> None:
-        """The losses and settings of a row in losses.csv."""
-        numbers = {
-            "train_loss": row["train_loss"], "held_out_loss": row["held_out_loss"],
-            "learning_rate": row["learning_rate"], "gradient_norm": row["gradient_norm"],
-        }  # fmt: skip
+        """The losses, settings and measures of a row in losses.csv."""
+        numbers: dict[str, Any] = {name: number for name, number in row.items() if name in SHOWN}
         self.write(row["step"], {name: number for name, number in numbers.items() if math.isfinite(number)})
 
 

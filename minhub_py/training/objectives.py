@@ -11,6 +11,7 @@ The loss of a step is the mean over all of its targets, for any number of micro-
 targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from minhub_py.analysis.agreement import confusion_of, f1_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import LoRALinear
 from minhub_py.system.spelling import setting
+from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import recomputed
 from minhub_py.training.optimizer import random_seed
@@ -136,13 +139,18 @@ class ExampleTask:
         changed = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, random, idx))
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
-    def loss(self, model: Any, batch: Batch) -> Tensor:
-        """The sum of the losses of a batch's targets, in nats, float32."""
+    def loss(self, model: Any, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        """The sum of the losses of a batch's targets, in nats, float32.
+
+        scored: receives the scores (B, classes), (B, 1) for regression, and labels (B,) of a batch with labels.
+        """
         if self.objective == "preference":
             return self.preference_loss(model, batch)
         if self.objective == "labels":
             scores = model(batch.idx, batch.mask).float()
             assert batch.labels is not None
+            if scored is not None:
+                scored.append((scores, batch.labels))
             if self.classes:
                 return F.cross_entropy(scores, batch.labels.long(), reduction="sum")
             return F.mse_loss(scores[:, 0], batch.labels.float(), reduction="sum")
@@ -152,6 +160,18 @@ class ExampleTask:
             chosen = batch.weights > 0
             return -token_logprobs(model.head_of, hidden[chosen], batch.labels[chosen]).sum()
         return -(self.logprobs(model, batch) * batch.weights[:, 1:]).sum()
+
+    def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> Measures:
+        """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
+        if not scored:
+            return {}
+        scores, labels = (torch.cat(parts).double().cpu().numpy() for parts in zip(*scored, strict=True))
+        if not self.classes:
+            total = ((labels - labels.mean()) ** 2).sum()
+            return {"r_squared": float(1 - ((labels - scores[:, 0]) ** 2).sum() / total) if total else math.nan}
+        pair = np.stack([labels.astype(np.int64), scores.argmax(axis=1)])
+        [f1] = f1_of(confusion_of(pair, self.classes, np.ones((1, len(labels)))))
+        return {"accuracy": float((pair[0] == pair[1]).mean()), "f1_macro": float(np.nanmean(f1))}
 
     def logprobs(self, model: Any, batch: Batch) -> Tensor:
         """The log-probability of each target after the first token, (B, T - 1); 0 for other tokens.

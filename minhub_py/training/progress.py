@@ -15,10 +15,10 @@ from typing import TextIO
 from minhub_py.distributed import environment
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import resume_call, setting
-from minhub_py.training.checkpoint import LossRow
+from minhub_py.training.checkpoint import MEASURES, LossRow
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
-from minhub_py.training.summary import about, duration, family_title
+from minhub_py.training.summary import HEADINGS, about, duration, family_title
 
 LINE_INTERVAL = 60.0  # seconds between progress lines if there is no progress bar
 SLOW_BATCH = 2.0  # seconds after which the pending batch replaces the progress bar
@@ -124,12 +124,15 @@ class ConsoleListener(Listener):
 
     def evaluated(self, row: LossRow, best: bool) -> None:
         """A row of the table, after the table's heading."""
+        measures = [name for name in MEASURES if name in row]
         if not self.has_heading:
-            self.print_line(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {'TOKENS/S':>10}  {'TIME':>12}")
+            names = "".join(f"{HEADINGS[name].upper():>8}  " for name in measures)
+            self.print_line(f"{'STEP':>8}  {'TRAINING':>8}  {'HELD OUT':>8}  {names}{'TOKENS/S':>10}  {'TIME':>12}")
         self.has_heading = True
         train = "" if math.isnan(row["train_loss"]) else f"{row['train_loss']:.4f}"
         speed = f"{row['tokens_per_second']:,.0f}" if row["step"] else ""
-        self.print_line(f"{row['step']:8,}  {train:>8}  {row['held_out_loss']:8.4f}  {speed:>10}  "
+        values = "".join(f"{row[name]:8.4f}  " for name in measures)
+        self.print_line(f"{row['step']:8,}  {train:>8}  {row['held_out_loss']:8.4f}  {values}{speed:>10}  "
                         f"{duration(row['seconds']):>12}{'' if best else '  not better'}")  # fmt: skip
 
     def sampled(self, step: int, text: str) -> None:

@@ -15,7 +15,7 @@ from minhub_py.inference.quantize import count
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.spelling import option
-from minhub_py.training.checkpoint import COLUMNS, LossRow, RunFolder
+from minhub_py.training.checkpoint import MEASURES, LossRow, Measure, RunFolder, columns_of
 from minhub_py.training.data import read_corpus
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings, segments
@@ -23,6 +23,7 @@ from minhub_py.training.settings import Change, Settings, read_settings, segment
 MARKERS = "osD^vP"
 STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of validation losses
 COLOURS = ("#1f6f8b", "#e0a030", "#b05a6a", "#5b8c5a", "#7a5c99", "#8c8c94")
+HEADINGS: dict[Measure, str] = {"accuracy": "accuracy", "f1_macro": "macro F1", "r_squared": "R2"}
 INK, GREY = "#30343b", "#70757d"
 
 
@@ -42,6 +43,7 @@ class Summary:
     tokens_per_character: float
     tokens_per_second: float
     seconds: float
+    measures: dict[Measure, float]  # of the best model
     rows: list[LossRow]
     settings: Settings
     history: list[Change]
@@ -54,8 +56,10 @@ class Summary:
 
     def to_json(self) -> dict[str, object]:
         """The summary as a JSON object."""
-        rows = [{name: None if math.isnan(row[name]) else row[name] for name in COLUMNS} for row in self.rows]
-        return {**asdict(self), "nats_per_character": self.nats_per_character, "rows": rows}
+        names = columns_of(self.rows)
+        rows = [{name: None if math.isnan(row[name]) else row[name] for name in names} for row in self.rows]
+        measures = {name: None if math.isnan(value) else value for name, value in self.measures.items()}
+        return {**asdict(self), "nats_per_character": self.nats_per_character, "measures": measures, "rows": rows}
 
 
 def read(path: Path) -> Summary:
@@ -85,6 +89,7 @@ def read(path: Path) -> Summary:
         tokens_per_character=corpus.held_out.count / max(corpus.characters, 1),
         tokens_per_second=speeds[len(speeds) // 2],
         seconds=rows[-1]["seconds"],
+        measures={name: best[name] for name in MEASURES if name in best},
         rows=rows,
         settings=settings,
         history=history,
@@ -141,6 +146,7 @@ def model_card(summary: Summary) -> str:
     origin = f"{verb} {settings.start}." if settings.start else "Trained from random weights."
     per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
     size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
+    measures = "".join(f"| {HEADINGS[name]} | {value:.4f} |\n" for name, value in summary.measures.items())
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
     script = "\n".join(commands(summary, summary.name))
     batch = f"{settings.batch} sequences of {settings.context} per step; {settings.dtype} products"
@@ -151,7 +157,7 @@ def model_card(summary: Summary) -> str:
 | | |
 | --- | --- |
 | held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
-| held out | the last {100 * settings.held_out:g} % of the text, also used to choose the step |
+{measures}| held out | the last {100 * settings.held_out:g} % of the text, also used to choose the step |
 | trained on | {summary.rows[-1]["tokens"]:,} tokens, {batch} |
 | training time | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -37,7 +38,8 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
-from minhub_py.training import Listener
+from minhub_py.training import Listener, Run
+from minhub_py.training.examples import Examples
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
@@ -226,6 +228,62 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     with torch.no_grad():
         idx = torch.tensor([regression.tokenizer.encode("the film was fine").ids])
         assert regression.model(idx).item() == pytest.approx(1.5, abs=0.7)
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_measures_equal_those_of_the_best_model_on_the_held_out_texts(
+    tmp_path: Path, encoder: Path, lora: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a run from an earlier version, whose losses.csv has no measures."""
+    rows = [{"text": f"{first} {noun} {verb} {word}", "label": label} for first in ("a", "the")
+            for noun in ("film", "play") for verb in ("was", "is")
+            for word, label in (("good", "yes"), ("bad", "no"), ("fine", "perhaps"), ("poor", "no"))]  # fmt: skip
+    rows += [row | {"label": "perhaps"} for row in rows[::3]]  # not predictable
+    options = QUICK | {"start": str(encoder), "learning_rate": 1e-2, "epochs": 30, "held_out": 0.5}
+    options |= {"progress": True, "metrics": tmp_path / "metrics.jsonl"} | ({"lora": lora} if lora else {})
+    run = train(write(tmp_path / "labels.jsonl", rows), tmp_path / "run", **options)
+    held_out = run.corpus.held_out
+    assert isinstance(held_out, Examples)
+    assert held_out.labels is not None
+    text_of = {tuple(run.tokenizer.encode(row["text"]).ids): row["text"] for row in rows}
+    texts = [text_of[tuple(ids.tolist())] for ids, _ in held_out.sequences(range(len(held_out)))]
+    coded = [["no", "perhaps", "yes"][int(label)] for label in held_out.labels]
+    predicted = classify(run.model, run.tokenizer, texts)["label"]
+    hits = [a for a, b in zip(coded, predicted, strict=True) if a == b]
+    used = set(coded) | set(predicted)
+    f1 = sum(2 * hits.count(name) / (coded.count(name) + predicted.count(name)) for name in used) / len(used)
+    expected = {"accuracy": pytest.approx(len(hits) / len(coded)), "f1_macro": pytest.approx(f1)}
+    assert 0.4 < len(hits) / len(coded) < 1
+    assert {name: run.best.get(name) for name in expected} == expected
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["accuracy"] for line in lines if "held_out_loss" in line] == [row["accuracy"] for row in run.losses]
+    shown = rf"ACCURACY +MACRO F1 [^|]* {run.best['accuracy']:.4f} +{run.best['f1_macro']:.4f} "
+    assert re.search(shown, capsys.readouterr().err)
+    assert re.search(shown, CliRunner().invoke(main, ["compare", str(run.folder)]).output)
+
+    path = run.folder / "losses.csv"
+    old = path.read_text().splitlines()
+    path.write_text("".join(line.rsplit(",", 2)[0] + "\n" for line in old))
+    assert "accuracy" not in Run(run.folder).best
+    resumed = resume(run.folder, progress=False, steps=run.settings.steps + 1)
+    assert [math.isnan(row["accuracy"]) for row in resumed.losses] == [True] * len(old[1:]) + [False]
+
+
+def test_r_squared_equals_that_of_the_best_model_on_the_held_out_texts(tmp_path: Path, encoder: Path) -> None:
+    rows = [{"text": f"{first} {noun} {verb} {word}", "label": label + len(noun + verb) / 10} for first in ("a", "the")
+            for noun in ("film", "play") for verb in ("was", "is")
+            for word, label in (("good", 2.5), ("bad", -1.5), ("fine", 1.5), ("poor", 0.5))]  # fmt: skip
+    options = QUICK | {"start": str(encoder), "learning_rate": 1e-2, "epochs": 30, "held_out": 0.4}
+    run = train(write(tmp_path / "numbers.jsonl", rows), tmp_path / "run", **options)
+    held_out, model = run.corpus.held_out, run.model
+    assert isinstance(held_out, Examples)
+    assert held_out.labels is not None
+    with torch.no_grad():
+        scores = [model(ids[None]).item() for ids, _ in held_out.sequences(range(len(held_out)))]
+    expected = 1 - (held_out.labels - torch.tensor(scores)).square().mean() / held_out.labels.var(correction=0)
+    assert expected > 0.1
+    assert run.best["r_squared"] == pytest.approx(expected.item(), rel=1e-4)
+    assert "accuracy" not in run.best
 
 
 def decoder(folder: Path, bpe_folder: Path) -> Path:

@@ -10,7 +10,8 @@
 #'   columns `run`, `family` (the architecture), `parameters`, `tokenizer`,
 #'   `vocab_size`, `steps`, `best_step`, `nats_per_token` and
 #'   `nats_per_character` (the loss on held-out text; the latter is comparable
-#'   between tokenizers), `tokens_per_second`, `seconds` and `folder`. It has a
+#'   between tokenizers), `tokens_per_second`, `seconds` and `folder`, and with
+#'   runs on labels their `accuracy`, `f1_macro` or `r_squared`. It has a
 #'   [plot()][plot.minhub_losses] method.
 #' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
@@ -47,6 +48,8 @@ minhub_compare <- function(...) {
     "tokens_per_second", "seconds", "folder"
   )
   values <- lapply(stats::setNames(columns, columns), function(name) unlist(lapply(results, `[[`, name)))
+  measures <- unique(unlist(lapply(results, function(about) names(about$measures))))
+  values[measures] <- lapply(measures, function(name) vapply(results, function(about) about$measures[[name]] %||% NA_real_, 0))
   table <- data.frame(run = make.unique(labels), values, stringsAsFactors = FALSE)
   losses <- stats::setNames(lapply(results, `[[`, "losses"), table$run)
   structure(

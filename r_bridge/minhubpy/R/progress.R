@@ -102,15 +102,17 @@ show_event <- function(screen, event) {
       counted(event$tokens_per_second), " tokens/s  ", event$time_left, " left"
     ),
     evaluated = {
+      measures <- intersect(names(MEASURES), names(event))
       if (!isTRUE(screen$headed)) {
-        say_line(screen, sprintf("%8s  %8s  %8s  %10s  %12s", "STEP", "TRAINING", "HELD OUT", "TOKENS/S", "TIME"))
+        names <- paste(sprintf("%8s  ", toupper(MEASURES[measures])), collapse = "")
+        say_line(screen, sprintf("%8s  %8s  %8s  %s%10s  %12s", "STEP", "TRAINING", "HELD OUT", names, "TOKENS/S", "TIME"))
       }
       screen$headed <- TRUE
       say_line(
         screen,
         sprintf(
-          "%8s  %8s  %8.4f  %10s  %12s%s", counted(event$step), if (is.na(event$train_loss)) "" else sprintf("%.4f", event$train_loss),
-          event$held_out_loss, if (event$step > 0L) counted(event$tokens_per_second) else "", event$time,
+          "%8s  %8s  %8.4f  %s%10s  %12s%s", counted(event$step), if (is.na(event$train_loss)) "" else sprintf("%.4f", event$train_loss),
+          event$held_out_loss, paste(sprintf("%8.4f  ", unlist(event[measures])), collapse = ""), if (event$step > 0L) counted(event$tokens_per_second) else "", event$time,
           if (event$best) "" else "  not better"
         )
       )

@@ -110,7 +110,9 @@
 #'   * `tokenizer`: its tokenizer;
 #'   * `losses`: a data frame with one row per evaluation and the columns `step`,
 #'     `tokens`, `train_loss` (the mean since the previous row), `held_out_loss`,
-#'     `learning_rate`, `gradient_norm`, `tokens_per_second` and `seconds`;
+#'     `learning_rate`, `gradient_norm`, `tokens_per_second` and `seconds`, and
+#'     for examples with labels `accuracy` and `f1_macro`, or `r_squared`, of the
+#'     held-out examples;
 #'   * `best_loss` and `best_step`: the lowest loss on held-out text, in nats per
 #'     token, and its step;
 #'   * `folder`: the folder of the run;
@@ -402,6 +404,8 @@ format.minhub_run <- function(x, ...) {
   paste0("<run: ", about$title, ", ", count(about$parameters), " parameters, ", counted(about$steps), of, " steps>")
 }
 
+MEASURES <- c(accuracy = "accuracy", f1_macro = "macro F1", r_squared = "R2") # of examples with labels
+
 #' @export
 print.minhub_run <- function(x, ...) {
   about <- attr(x, "about")
@@ -411,6 +415,7 @@ print.minhub_run <- function(x, ...) {
     ": run$model\n",
     sep = ""
   )
+  for (name in names(about$measures)) cat("  ", formatC(MEASURES[[name]], width = -13L), "  ", sprintf("%.4f", about$measures[[name]]), "\n", sep = "")
   cat("  took           ", about$time, ", ", counted(about$tokens_per_second), " tokens/s\n", sep = "")
   cat("  folder         ", x$folder, "\n", sep = "")
   invisible(x)
