@@ -44,8 +44,9 @@ class RListener(Listener):
         self.session.emit({
             "event": "begins", "family": title, "parameters": float(trainer.parameters),
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
-            "held_out_tokens": float(corpus.held_out.count), "step": trainer.progress.step, "steps": settings.steps,
-            "finished": trainer.finished, "batch": settings.batch, "context": trainer.context,
+            "held_out_tokens": float(corpus.held_out.count),
+            "unit": "examples" if corpus.objective == "labels" else "tokens",
+            "step": trainer.progress.step, "steps": settings.steps, "finished": trainer.finished, "batch": settings.batch, "context": trainer.context,
         })  # fmt: skip
 
     def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:

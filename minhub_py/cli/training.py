@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from minhub_py.training.summary import Summary
 
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
+USES = {"labels": ("classify", "TEXT"), "masked": ("embed", "FILE")}  # commands for objectives without generation
 POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
 
 
@@ -147,7 +148,8 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
         else:
             sources = [sys.stdin.buffer if str(path) == "-" else path for path in text]
             run = training.train(sources, folder, listener=console, **settings)
-        console.finished(run.best, folder, f": minhub generate {shlex.quote(str(folder))} PROMPT")
+        command, argument = USES.get(run.settings.objective or "text", ("generate", "PROMPT"))
+        console.finished(run.best, folder, f": minhub {command} {shlex.quote(str(folder))} {argument}")
         summary = read(folder)
     if as_json and is_main_process():
         emit(summary.to_json())

@@ -79,7 +79,8 @@ class ConsoleListener(Listener):
         title = family_title(settings.family or trainer.family.name)
         processes = f", {world_size} processes ({settings.parallel})" if world_size > 1 else ""
         self.print_line(f"{title}, {trainer.parameters:,} parameters, on {trainer.device}, {settings.dtype}{processes}")
-        self.print_line(f"{corpus.train.count:,} tokens to train on, {corpus.held_out.count:,} held out; "
+        unit = "examples" if corpus.objective == "labels" else "tokens"
+        self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
                         f"{settings.steps:,} steps of {settings.batch} × {trainer.context}")  # fmt: skip
         if settings.accumulate > 1:
             self.print_line(f"each step in {settings.accumulate:,} parts of {trainer.micro_batch:,}, which limits the "

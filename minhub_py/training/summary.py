@@ -144,7 +144,12 @@ def model_card(summary: Summary) -> str:
     )
     verb = "An adapter (LoRA) of" if settings.lora else "Fine-tuned from"
     origin = f"{verb} {settings.start}." if settings.start else "Trained from random weights."
-    per_character = f", {summary.nats_per_character:.4f} per character" if summary.tokenizer != "characters" else ""
+    unit = "nats per example" if settings.objective in ("labels", "preference") else "nats per token"
+    unit = "mean squared error" if "r_squared" in summary.measures else unit
+    is_text = settings.objective in (None, "text")
+    held_out = "the last {} of the text" if is_text else "{} of the examples, drawn by the seed"
+    shown = is_text and summary.tokenizer != "characters"
+    per_character = f", {summary.nats_per_character:.4f} per character" if shown else ""
     size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
     measures = "".join(f"| {HEADINGS[name]} | {value:.4f} |\n" for name, value in summary.measures.items())
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
@@ -156,8 +161,8 @@ def model_card(summary: Summary) -> str:
 
 | | |
 | --- | --- |
-| held-out loss | {summary.nats_per_token:.4f} nats per token{per_character}, {step} |
-{measures}| held out | the last {100 * settings.held_out:g} % of the text, also used to choose the step |
+| held-out loss | {summary.nats_per_token:.4f} {unit}{per_character}, {step} |
+{measures}| held out | {held_out.format(f"{100 * settings.held_out:g} %")}, also used to choose the step |
 | trained on | {summary.rows[-1]["tokens"]:,} tokens, {batch} |
 | training time | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
 

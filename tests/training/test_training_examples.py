@@ -260,6 +260,7 @@ def test_measures_equal_those_of_the_best_model_on_the_held_out_texts(
     shown = rf"ACCURACY +MACRO F1 [^|]* {run.best['accuracy']:.4f} +{run.best['f1_macro']:.4f} "
     assert re.search(shown, capsys.readouterr().err)
     assert re.search(shown, CliRunner().invoke(main, ["compare", str(run.folder)]).output)
+    assert f"| accuracy | {run.best['accuracy']:.4f} |" in (run.folder / "README.md").read_text()
 
     path = run.folder / "losses.csv"
     old = path.read_text().splitlines()

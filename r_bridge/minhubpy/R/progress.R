@@ -76,7 +76,7 @@ show_event <- function(screen, event) {
     begins = {
       say_line(screen, event$family, ", ", counted(event$parameters), " parameters, on ", event$device, ", ", event$dtype)
       say_line(
-        screen, counted(event$train_tokens), " tokens to train on, ", counted(event$held_out_tokens), " held out; ",
+        screen, counted(event$train_tokens), " ", event$unit, " to train on, ", counted(event$held_out_tokens), " held out; ",
         counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context)
       )
       if (event$finished) {
