@@ -46,7 +46,8 @@ class RListener(Listener):
             "device": str(trainer.device), "dtype": settings.dtype, "train_tokens": float(corpus.train.count),
             "held_out_tokens": float(corpus.held_out.count),
             "unit": "examples" if corpus.objective == "labels" else "tokens",
-            "step": trainer.progress.step, "steps": settings.steps, "finished": trainer.finished, "batch": settings.batch, "context": trainer.context,
+            "step": trainer.progress.step, "steps": settings.steps, "finished": trainer.finished,
+            "batch": settings.batch, "context": trainer.context,
         })  # fmt: skip
 
     def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
