@@ -165,7 +165,7 @@ class ExampleTask:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
         if not scored:
             return {}
-        scores, labels = (torch.cat(parts).double().cpu().numpy() for parts in zip(*scored, strict=True))
+        scores, labels = (torch.cat(parts).cpu().double().numpy() for parts in zip(*scored, strict=True))
         if not self.classes:
             total = ((labels - labels.mean()) ** 2).sum()
             return {"r_squared": float(1 - ((labels - scores[:, 0]) ** 2).sum() / total) if total else math.nan}
