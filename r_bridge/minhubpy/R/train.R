@@ -182,7 +182,7 @@ minhub_train <- function(text, family = "lstm", out = NULL, layers = NULL, width
 
 #' @rdname minhub_train
 #' @export
-minhub_resume <- function(out, steps = NULL, metrics = NULL, progress = interactive(), ...) {
+minhub_resume <- function(out, steps = NULL, progress = interactive(), ..., metrics = NULL) {
   on_event <- event_handler(progress)
   settings <- plain_settings(c(list(steps = steps, metrics = optional(metrics, metrics_target)), named(list(...))))
   result <- train_in(run_folder(out), on_event, "resume_training", settings = settings)
