@@ -21,7 +21,17 @@ from decoders import DTYPES, new, some_ids
 from torch import Tensor
 
 import minhub_py
-from minhub_py.inference.native.library import BLOCKS, INTERFACE, Call, Operation, library
+from minhub_py.inference.native.library import (
+    BLOCKS,
+    INTERFACE,
+    KINDS,
+    Call,
+    ExpertsParameters,
+    Matrix,
+    Operation,
+    RouteParameters,
+    library,
+)
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.base import EncoderDecoder
 from minhub_py.registry import entry_of
@@ -47,7 +57,7 @@ class RecordingRunner(NativeRunner):
         self.found: list[Tensor] = []
 
     def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> Call:
-        self.live = [tensor for layer in layers for tensor in layer]
+        self.live = [tensor for layer in layers for tensor in (layer[0], layer[-1])]  # a state may be one tensor
         self.used = buffers  # those of an encoder are nowhere else
         return super()._new_call(layers, dtype, buffers, workspace)
 
@@ -57,11 +67,19 @@ class RecordingRunner(NativeRunner):
         where, logits = self.put(bytes(operations)), 0
         for number in range(count):
             at, operation = where + number * ctypes.sizeof(Operation), operations[number]
-            for matrix in ("weight", "second"):
+            for matrix in ("weight", "second", "low_a", "low_b"):
                 for name in ("data", "scales"):
-                    offset = getattr(Operation, matrix).offset + getattr(type(operation.weight), name).offset
+                    offset = getattr(Operation, matrix).offset + getattr(Matrix, name).offset
                     self.point(at + offset, getattr(getattr(operation, matrix), name))
             self.point(at + Operation.bias.offset, operation.bias)
+            if operation.kind == KINDS["route"]:
+                for name in ("norm", "factors"):
+                    offset = Operation.parameters.offset + getattr(RouteParameters, name).offset
+                    self.point(at + offset, getattr(operation.route, name))
+            if operation.kind in (KINDS["experts"], KINDS["combine"]):
+                for name in ("data", "scales"):
+                    offset = Operation.parameters.offset + getattr(ExpertsParameters, name).offset
+                    self.point_at_table(at + offset, getattr(operation.experts, name), operation.experts)
         at = self.put(bytes(call))
         for name in ("ids", "rows", "positions", "encoder_lengths"):
             self.point_at_numbers(at, name, getattr(call, name), call.tokens)
@@ -92,6 +110,16 @@ class RecordingRunner(NativeRunner):
     def point_at_numbers(self, at: int, name: str, array: Any, count: int) -> None:
         where = self.put(struct.pack(f"{count}q", *array[:count]))
         self.point(at + getattr(Call, name).offset, where, inside=True)
+
+    def point_at_table(self, at: int, address: int | None, experts: ExpertsParameters) -> None:
+        """A pointer to a table of pointers, one for each matrix of each expert."""
+        if address is None:
+            return
+        count = experts.experts * experts.matrices
+        table = self.put(bytes(8 * count))
+        for number, pointer in enumerate((ctypes.c_void_p * count).from_address(address)):
+            self.point(table + 8 * number, pointer)
+        self.point(at, table, inside=True)
 
     def point(self, at: int, address: int | None, inside: bool = False) -> None:
         """A pointer at a place of the memory; to a tensor, which is added with what it holds now, or to a place."""
