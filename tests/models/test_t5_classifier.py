@@ -152,7 +152,7 @@ def test_training_learns_labels(tmp_path: Path, lora: dict[str, int]) -> None:
     model = minhub_py.t5(**SMALL)
     tokenizer = tokenizer_of(model.config)
     save_pretrained(model, tmp_path / "t5", tokenizer)
-    rows = [(f"w{10 + i % 20} " * (1 + i % 5) + f"w{40 + i % 2}", "ab"[i % 2]) for i in range(200)]
+    rows = [(f"w{10 + i // 2 % 20} " * (1 + i // 2 % 5) + f"w{40 + i % 2}", "ab"[i % 2]) for i in range(200)]
     table = tmp_path / "labels.csv"
     table.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     settings = {"objective": "labels", "steps": 60, "learning_rate": 0.01, "progress": False, **lora}
