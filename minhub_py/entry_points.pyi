@@ -1172,6 +1172,10 @@ class Lfm2Settings(TypedDict, total=False):
     rope_scaling: dict[str, Any] | None
 
 class T5Settings(TypedDict, total=False):
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: int | None
+    problem_type: str | None
     vocab_size: int
     d_model: int
     d_kv: int
@@ -1182,6 +1186,7 @@ class T5Settings(TypedDict, total=False):
     relative_attention_num_buckets: int
     relative_attention_max_distance: int
     dropout_rate: float
+    classifier_dropout: float
     layer_norm_epsilon: float
     initializer_factor: float
     feed_forward_proj: str

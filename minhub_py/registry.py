@@ -49,6 +49,7 @@ class Architecture:
     is_encoder: bool = False  # a text encoder, which predicts no next token
     bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
     classifies: bool = False  # a decoder that can have a sequence classification head
+    classifier_class: str = ""  # name of the model's class with this head; default: `classifier_of` of `Model`
 
     @property
     def trainable(self) -> bool:
@@ -78,7 +79,10 @@ class Architecture:
         """The nn.Module of a config: `Model`, or a class for bidirectional attention or classification."""
         if self.bidirectional_class and getattr(config, "bidirectional", False):
             return getattr(self._module, self.bidirectional_class)
-        if self.classifies and getattr(config, "head", None) == "sequence":
+        is_classifier = getattr(config, "head", None) == "sequence"
+        if self.classifier_class and is_classifier:
+            return getattr(self._module, self.classifier_class)
+        if self.classifies and is_classifier:
             return import_module("minhub_py.models.base").classifier_of(self.Model)
         return self.Model
 
@@ -308,8 +312,10 @@ ARCHITECTURES = {
                  {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1}, GATED / 2, published.LFM2MOE),
             )
         ),
-        # `train` does not support encoder-decoder models.
-        Architecture("t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5),
+        # `train` supports encoder-decoder models with labels only.
+        Architecture(
+            "t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5, classifier_class="T5Classifier"
+        ),
         # Encoders.
         Architecture(
             "bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), presets=published.BERT,

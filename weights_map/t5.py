@@ -1,5 +1,7 @@
 """Weight table of T5. All matrices are nn.Linear on both sides.
 
+A file with a classification head has the prefix `transformer.` before the other names.
+
 On the Hub, the sublayers of a block are numbered: attention 0, the decoder's cross attention 1, and the MLP last.
 """
 
@@ -30,6 +32,7 @@ cross, native = "decoder.block.{}.layer.1", "decoder.block.{}"
 
 table = Table(
     model_type="t5",
+    prefix="transformer.",
     rows=(
         Row("shared.weight", "shared.weight", same),
         *stack("encoder", 1),
@@ -40,6 +43,11 @@ table = Table(
             for part in "qkvo"
         ),
         Row("lm_head.weight", "lm_head.weight", tie("shared.weight")),
+        *(
+            Row(f"classification_head.{theirs}.{part}", f"head.{ours}.{part}", same, head="sequence")
+            for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
+            for part in ("weight", "bias")
+        ),
         # Copies of `shared`, and an unused table of old checkpoints.
         Row("encoder.embed_tokens.weight", (), drop),
         Row("decoder.embed_tokens.weight", (), drop),

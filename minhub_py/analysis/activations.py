@@ -11,7 +11,6 @@ from torch import Tensor
 from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
-from minhub_py.models.base import EncoderDecoder
 
 POOLS = ("none", "last", "mean")
 
@@ -140,7 +139,7 @@ def forward(model: Any, rows: Sequence[Sequence[int]], target: Sequence[int] | N
     """
     device = next(model.parameters()).device
     idx = torch.tensor([list(ids) for ids in rows], device=device)
-    if not isinstance(model, EncoderDecoder):
+    if not model.encoder_decoder:
         return model.hidden(idx)
     encoder = model.encode(idx)
     if target is None:

@@ -180,6 +180,9 @@ class Writer:
         self.encoder_layers = self.cross_layers = 0
         if isinstance(model, EncoderDecoder):
             self.write(model.encoder_steps(), "idx")
+            if not model.encoder_decoder:  # a classifier's decoder reads the text, too
+                start = f"torch.full_like(idx[:, :1], {model.decoder_start})"
+                self.lines.append(f"idx = torch.cat(({start}, idx[:, :-1]), dim=1)")
         self.write(model.steps(), self.arguments[-1])
         if isinstance(model, Encoder):
             self.head(model)
@@ -440,7 +443,7 @@ class Writer:
             self.lines.append(f"return F.linear(h[:, -1], {self.path(head.out.weight)})")
             return
         if isinstance(head, SequenceHead):
-            self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, 0]")
+            self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, -1]" if head.last else "h = h[:, 0]")
             self.drop(head.input_dropout.p)
         if isinstance(head, MaskedLMHead):
             layer, (weight, bias) = head.transform, head.output(model.token_embedding)

@@ -19,7 +19,7 @@ from minhub_py.inference.native.program import CPU
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.inference.unmodified import check_unmodified
-from minhub_py.models.base import Encoder
+from minhub_py.models.base import Encoder, EncoderDecoder
 
 BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is used many times
 
@@ -40,6 +40,8 @@ class NativeEncoder(NativeRunner):
 
     def __init__(self, model: Encoder) -> None:
         """UnsupportedError: the reason why only `forward` can compute."""
+        if isinstance(model, EncoderDecoder):
+            raise UnsupportedError("cross-attention of texts without padding")
         super().__init__(model)
         if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
             raise UnsupportedError("a recurrent state of texts without padding")

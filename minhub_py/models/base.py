@@ -318,9 +318,12 @@ class Classifier(Encoder):
         self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Scores (B, labels). See `Encoder.forward`; a text has no token types."""
-        x = self.hidden_states(idx, attention_mask)
+        return self.head_of(self.hidden_states(idx, attention_mask), self.tokens(idx, attention_mask))
+
+    def tokens(self, idx: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The mask (B, T) of tokens without padding."""
         mask = torch.ones_like(idx) if attention_mask is None else attention_mask
-        return self.head_of(x, mask.bool() & (idx != self.pad) if self.pad is not None else mask.bool())
+        return mask.bool() & (idx != self.pad) if self.pad is not None else mask.bool()
 
     def hidden_states(
         self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None

@@ -272,7 +272,8 @@ class Past:
     size: the number of positions for which the cache has room; T without a cache.
     encoder: keys and values of the encoder, for an encoder-decoder without a cache.
     recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
-    attended_tokens: (B, T) bool, the tokens that an encoder attends to, without padding; None for all.
+    attended_tokens: (B, T) bool, the tokens that an encoder and cross-attention attend to, without padding; None for
+    all.
     """
 
     def __init__(
@@ -420,7 +421,7 @@ class Past:
             return self.cache.encoder(layer)
         assert self.encoder is not None
         k, v = self.encoder[layer]
-        return k, v, None
+        return k, v, None if self.attended_tokens is None else self.attended_tokens[:, None, None]
 
     def state(self, layer: int) -> list[Tensor] | None:
         """The state of a recurrent layer, (B, …) each; None without a cache, which means zeros."""

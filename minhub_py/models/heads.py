@@ -56,22 +56,22 @@ class MaskedLMHead(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """Scores (B, L) of the labels: from the first token, or from the mean of all tokens.
+    """Scores (B, L) of the labels: from the first token, the last token, or the mean of all tokens.
 
     norm: between the activation and the output layer, or None.    input_dropout: before the first layer.
     """
 
     def __init__(
         self, size: int, labels: int, act: Activation, norm: nn.Module | None = None, bias: bool = True,
-        mean: bool = False, dropout: float = 0.0, input_dropout: float = 0.0,
+        mean: bool = False, dropout: float = 0.0, input_dropout: float = 0.0, last: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dense, self.act, self.norm = nn.Linear(size, size, bias=bias), act, norm
         self.out, self.mean, self.dropout = nn.Linear(size, labels), mean, nn.Dropout(dropout)
-        self.input_dropout = nn.Dropout(input_dropout)
+        self.input_dropout, self.last = nn.Dropout(input_dropout), last
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
-        x = mean_of(x, mask) if self.mean else x[:, 0]
+        x = mean_of(x, mask) if self.mean else last_of(x, mask) if self.last else x[:, 0]
         x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
@@ -84,10 +84,7 @@ class LastTokenHead(nn.Module):
         self.out = nn.Linear(size, labels, bias=False)
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
-        if mask is None:
-            return self.out(x[:, -1])
-        last = (mask.long() * torch.arange(x.size(1), device=x.device)).argmax(dim=1)
-        return self.out(x[torch.arange(len(x), device=x.device), last])
+        return self.out(last_of(x, mask))
 
 
 class TokenHead(nn.Module):
@@ -113,6 +110,14 @@ def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
         return x.mean(dim=1)
     weights = mask.to(x.dtype).unsqueeze(2)
     return (x * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def last_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The hidden state (B, C) of the last token of the mask (B, T), of hidden states (B, T, C)."""
+    if mask is None:
+        return x[:, -1]
+    last = (mask.long() * torch.arange(x.size(1), device=x.device)).argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), last]
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,10 @@ class HeadSettings:
         """The settings of the head of a decoder for config.json. name: the class of its language model."""
         if self.head != "sequence":
             return {"architectures": [name]}
-        base = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+            name = name.removesuffix(suffix)
         return {
-            "architectures": [base + SUFFIXES[self.head]],
+            "architectures": [name + SUFFIXES[self.head]],
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: number for number, label in enumerate(self.labels)},
             **({} if self.problem_type is None else {"problem_type": self.problem_type}),

@@ -18,15 +18,16 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, EncoderDecoder
+from minhub_py.models.base import ACTIVATIONS, Classifier, EncoderDecoder
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues, Past
+from minhub_py.models.heads import HeadSettings, SequenceHead, last_of
 from minhub_py.models.layers import RelativeBias, RMSNorm, merge_heads, split_heads
 from minhub_py.models.steps import Add, Attend, CacheEncoder, CrossAttend, Embed, Gate, Linear, Logits, Norm, Step
 
@@ -202,12 +203,54 @@ class T5(EncoderDecoder):
         yield Add(mlp.wo, dropout=p)
 
 
+class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines methods
+    """T5 with a sequence classification head: the decoder reads the text, too, shifted by one position.
+
+    The head reads the decoder's hidden state at the end of the text, eos_token_id, which T5's tokenizers append.
+    """
+
+    encoder_decoder = False
+    config: "T5Config"  # type: ignore[assignment]
+
+    def __init__(self, config: "T5Config") -> None:
+        super().__init__(config)
+        p, labels = config.classifier_dropout, len(config.labels)
+        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, last=True)
+
+    @property
+    def size(self) -> int:
+        return self.config.d_model
+
+    @property
+    def token_embedding(self) -> nn.Module:
+        return self.shared
+
+    def hidden_states(
+        self, idx: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """See `Classifier.hidden_states`. ValueError: a text does not end with eos_token_id."""
+        x = super().hidden_states(idx, attention_mask)
+        end = self.config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        if any(last not in ends for last in last_of(idx, self.tokens(idx, attention_mask)).tolist()):
+            raise ValueError(
+                f"{self.config.TITLE}: a text must end with token ID {end} (eos_token_id), where the classification "
+                "head reads: use the tokenizer of this model"
+            )
+        return x
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        encoder = self.encode(idx, past)
+        decoder_idx = self.decoder_inputs(idx)
+        return T5.body(self, decoder_idx, Past(decoder_idx, encoder=encoder, attended_tokens=past.attended_tokens))
+
+
 @dataclass(frozen=True)
-class T5Config:
+class T5Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: t5-small."""
 
     TITLE: ClassVar = "T5"
-    NO_EFFECT: ClassVar = frozenset({"n_positions", "classifier_dropout"})
+    NO_EFFECT: ClassVar = frozenset({"n_positions"})
     ONLY_VALUE: ClassVar = {"is_encoder_decoder": True}
     DERIVED: ClassVar = ("dense_act_fn", "is_gated_act")
     SHARES_A_MISSING_HEAD: ClassVar = True
@@ -222,6 +265,7 @@ class T5Config:
     relative_attention_num_buckets: int = field(default=32, metadata={"range": (4, 2**24)})
     relative_attention_max_distance: int = 128
     dropout_rate: float = 0.1
+    classifier_dropout: float = 0.0
     layer_norm_epsilon: float = 1e-6
     initializer_factor: float = 1.0
     feed_forward_proj: str = field(
@@ -235,6 +279,7 @@ class T5Config:
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
+        self.drop_unused_labels()
         # In files of T5 1.1, tie_word_embeddings: false also means that the output of the decoder is not scaled.
         # transformers 5 writes true and scale_decoder_outputs. Set here: a checkpoint with a head changes
         # tie_word_embeddings.
@@ -270,10 +315,10 @@ class T5Config:
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         return {
-            "architectures": ["T5ForConditionalGeneration"],
+            **self.hub_head("T5ForConditionalGeneration"),
             "model_type": "t5",
             "is_encoder_decoder": True,
-            **asdict(self),
+            **self.without_head(),
             "num_decoder_layers": self.decoder_layers,
         }
 
