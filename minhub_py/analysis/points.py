@@ -53,6 +53,7 @@ from minhub_py.models.steps import (
     Linear,
     Norm,
     Recurrent,
+    SaveResidual,
     ShortConvolution,
     Step,
 )
@@ -402,12 +403,14 @@ def rescaled(edit: Edit, scale: float) -> Edit:
 def norms_between_additions(steps: Iterable[Step]) -> bool:
     """Whether the model applies norms to the residual stream itself, so that contributions do not sum to it.
 
-    A norm of the embeddings, before the first addition, does not count.
+    A norm of the embeddings, before the first addition, does not count, nor one of a branch whose result is added to
+    the saved stream.
     """
-    added = False
+    added = branch = False
     for step in steps:
         added = added or isinstance(step, Add | Experts)
-        if added and isinstance(step, Norm) and step.to_residual:
+        branch = isinstance(step, SaveResidual) or (branch and not isinstance(step, AddToSaved))
+        if added and not branch and isinstance(step, Norm) and step.to_residual:
             return True
     return False
 
