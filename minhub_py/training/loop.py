@@ -203,6 +203,9 @@ class Trainer:
                 micro_loss = self.micro_loss(micro_batch, index, len(micro_batches))
                 micro_loss.backward()
             loss += micro_loss.detach()
+        for parameter in self.trained.values():
+            if parameter.grad is None:  # of an expert that no token has chosen
+                parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.clip_grad_norm_(self.trained.values(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -16,7 +16,7 @@ from minhub_py import from_pretrained
 from minhub_py.checkpoints.gguf_header import MAX_PAIRS, MAX_STRINGS, MAX_TENSORS, read_header
 
 REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
-    (change("general.architecture", "mamba", "string"), "'mamba' is not supported; supported are bert, command-r"),
+    (change("general.architecture", "mamba", "string"), "'mamba' is not supported; supported are bert, bloom,"),
     (change("llama.expert_count", 8), "the tensors do not fit the weight table: unknown: blk.0.ffn_down.weight"),
     (change("llama.attention.sliding_window", 8), "llama.attention.sliding_window is 8"),
     (change("llama.rope.dimension_count", 8), "llama.rope.dimension_count is 8"),
