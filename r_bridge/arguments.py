@@ -101,7 +101,7 @@ def character(texts: Iterable[str | None]) -> Any:
 
 
 def frame(columns: Mapping[str, Any], *names: str, from_1: Sequence[str] = ()) -> Frame:
-    """A data.frame of an analysis' columns: NaN and None are NA.
+    """A data.frame of an analysis' columns. NaN and missing values are NA.
 
     names: the columns, in their order; by default all.    from_1: columns of indices, which count from 1 in R.
     """

@@ -1,4 +1,4 @@
-"""Weight table of the text model of Gemma 4. Norm weights are stored as they are, unlike those of Gemma 1 to 3."""
+"""Weight table of the text model of Gemma 4. Norm weights are stored unchanged; Gemma 1 to 3 store them minus 1."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +77,7 @@ def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(sliding, list) or not all(isinstance(numbers, int | list) for numbers in (heads, width)):
         raise ValueError("attention.sliding_window_pattern must be a list, and KV heads and widths numbers or lists")
     own: dict[str, Any] = {"layer_types": ["sliding_attention" if each else "full_attention" for each in sliding]}
-    if isinstance(heads, list):  # only models whose full layers have no values of their own
+    if isinstance(heads, list):  # only models whose full layers use their keys as values
         full = [number for number, each in zip(heads, sliding, strict=False) if not each]
         other = [number for number, each in zip(heads, sliding, strict=False) if each]
         own |= {"attention_k_eq_v": True, "num_key_value_heads": (other or full)[0],

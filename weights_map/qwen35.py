@@ -132,7 +132,7 @@ tables = (
 )  # fmt: skip
 
 
-# --- GGUF. The value heads of Qwen 3.5 are in another order: those of a key head are not adjacent, but G heads apart.
+# --- GGUF. The value heads of Qwen 3.5 are in another order: the value heads of a key head are G heads apart.
 
 
 def regrouped(dim: int = 0, after: bool = False) -> Operation:

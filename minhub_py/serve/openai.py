@@ -145,7 +145,7 @@ def finish_reason(end: str, calls: bool, legacy: bool) -> str:
 
 
 def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
-    """A reply as a message. The names of reasoning are those of llama.cpp and of vLLM."""
+    """A reply as a message. The names of reasoning follow llama.cpp and vLLM."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.reasoning:
         message |= {"reasoning_content": reply.reasoning, "reasoning": reply.reasoning}
@@ -164,7 +164,7 @@ def message_of(reply: ParsedReply, legacy: bool) -> dict[str, Any]:
 class DeltaWriter:
     """Writes the parts of a streamed reply as deltas of a message.
 
-    Reasoning, text and calls are in separate deltas: ellmer ignores text beside reasoning.
+    Reasoning, text and calls are in separate deltas: ellmer ignores text in a delta with reasoning.
     legacy: the request has `functions` instead of `tools`, so that only the first call is sent.
     """
 

@@ -4,8 +4,8 @@ Sources
     Rafailov et al. (2023), "Direct Preference Optimization".
     Devlin et al. (2019), "BERT", section 3.1, for masked words.
 
-Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution from that of the model
-without its adapter. It is 0 at the start, and keeps answers that the other rows would change.
+Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution from the base model's
+distribution. It is 0 at the start, and preserves answers that the other rows would change.
 
 The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is computed for the
 targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.

@@ -57,7 +57,7 @@ from minhub_py.training.preparation import Preparation, size_and_time
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import CONTEXT, Settings, read_settings, record_change
 
-LORA_RATE = 5e-4  # peak learning rate of an adapter; 10 times that of all weights, as in trl's "LoRA without regret"
+LORA_RATE = 5e-4  # of an adapter; 10 times the rate of full fine-tuning, as in trl's "LoRA without regret"
 MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.

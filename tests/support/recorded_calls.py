@@ -1,6 +1,6 @@
-"""Calls of the decoder in C, with all memory that they read, in a file. programs/replay.c repeats them.
+"""Records calls of the C decoder and the memory they read in a file, which programs/replay.c repeats.
 
-So the decoder can be run where there is no Python: for another processor under qemu, for Windows under wine.
+The decoder can then be tested without Python: for other processors under qemu, for Windows under wine.
 
     python tests/support/recorded_calls.py FILE
 """
@@ -38,16 +38,16 @@ from minhub_py.registry import entry_of
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
       "num_layers": 2, "num_heads": 4}  # fmt: skip
-LENGTH = 45  # of a text; of so many ids, products are those of many
+LENGTH = 45  # tokens of a sequence; enough for the products of many tokens
 
 
 class RecordingRunner(NativeRunner):
-    """Runs a model's steps, and keeps every call."""
+    """Runs a model's steps and records every call."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.compiled, self.library = self.library, self
-        self.long_prompt = None  # PyTorch's products are not what is recorded
+        self.long_prompt = None  # without prefill by PyTorch, which would not be recorded
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
@@ -58,7 +58,7 @@ class RecordingRunner(NativeRunner):
 
     def _new_call(self, layers: Any, dtype: Any, buffers: Any, workspace: int = 0) -> Call:
         self.live = [tensor for layer in layers for tensor in (layer[0], layer[-1])]  # a state may be one tensor
-        self.used = buffers  # those of an encoder are nowhere else
+        self.used = buffers  # an encoder does not store its buffers elsewhere
         return super()._new_call(layers, dtype, buffers, workspace)
 
     def decode(self, operations: Any, count: int, by_reference: Any) -> None:
@@ -122,7 +122,7 @@ class RecordingRunner(NativeRunner):
         self.point(at, table, inside=True)
 
     def point(self, at: int, address: int | None, inside: bool = False) -> None:
-        """A pointer at a place of the memory; to a tensor, which is added with what it holds now, or to a place."""
+        """Record the pointer at offset `at`, to a tensor, whose current values are added, or to an offset."""
         if not inside and not address:
             return
         where = address if inside else self.locate(address)
@@ -140,10 +140,10 @@ class RecordingRunner(NativeRunner):
                     place = self.put(ctypes.string_at(start, size))
                     self.places[start] = place, tensor
                 return place + address - start
-        raise AssertionError("a pointer to memory that nobody has")
+        raise AssertionError("a pointer to unknown memory")
 
     def case(self, name: str, equals: list[tuple[int, int, int]]) -> bytes:
-        """For the file. equals: of all logits, (first, first of the same ones, count)."""
+        """The bytes of a case. equals: identical ranges of the logits, as (first, first of the other range, count)."""
         logits = torch.cat(self.found)
         head = name.encode().ljust(64, b"\0")
         counts = (INTERFACE, len(self.memory), len(self.pointers), len(self.calls), logits.numel(), len(equals))
@@ -173,7 +173,7 @@ def from_settings(settings: dict[str, Any]) -> Any:
 
 
 def models() -> Iterator[tuple[str, Any]]:
-    """Of every type of weights, every type of GGUF and every family: all operations."""
+    """Models of all dtypes, GGUF types and architectures, which together use all operations."""
     for family in ("gpt2-heads-of-72", "gptneo-heads-of-5", "lstm-three-layers"):
         for dtype in DTYPES:
             if (family, dtype) != ("lstm-three-layers", "transposed"):
@@ -188,7 +188,7 @@ def models() -> Iterator[tuple[str, Any]]:
 
 @torch.inference_mode()
 def record(name: str, model: Any, threads: int) -> bytes:
-    """A case: a text at once, in pieces, id by id, and beside two other texts; each time the same bits."""
+    """A case: a sequence at once, in chunks, and in a batch with two others; the logits are bitwise identical."""
     torch.set_num_threads(threads)
     runner, ids, equals = RecordingRunner(model), some_ids(model, LENGTH), []
     vocabulary, done = runner.vocab_size, 0
@@ -219,7 +219,7 @@ def record(name: str, model: Any, threads: int) -> bytes:
 
 
 def main() -> None:
-    library().choose(b"avx2")  # which round nothing in bfloat16; where there is no AVX2, none does
+    library().choose(b"avx2")  # without rounding to bfloat16; nor do processors without AVX2
     with open(sys.argv[1], "wb") as file:
         for number, (name, model) in enumerate(models()):
             file.write(record(name, model, 1 + number % 3))

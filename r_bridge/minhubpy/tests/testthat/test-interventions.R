@@ -1,4 +1,4 @@
-# Activations, interventions and what follows from them. tests/analysis/test_interventions.py tests the identities.
+# Activations, interventions and their analyses. tests/analysis/test_interventions.py tests the identities.
 
 test_that("activations are matrices with a tidy data frame", {
   x <- activations(a_model(), c("To be", "or"), at = c("layers.2.attn", "layers.3.heads.2"))
