@@ -19,7 +19,9 @@ def test_every_case_measures_every_requested_kind(tmp_path: Path) -> None:
     assert list(result["cases"]) == ["decode", "prefill", "batch", "load"]
     for name, rows in result["cases"].items():
         assert [row["weights"] for row in rows] == ["float32", "nf4"]
-        assert all(math.isfinite(value) for row in rows for key, value in row.items() if key != "weights")
+        for key, value in ((key, value) for row in rows for key, value in row.items() if key != "weights"):
+            # Differences of two times, which a busy machine can make negative.
+            assert math.isfinite(value) if key in ("ms/token", "% of bandwidth") else value > 0, key
         assert f"{name}: " in shown
     decode, nf4 = result["cases"]["decode"]
     assert decode["MB/token"] * 1e6 == 4 * (1_907_360 - 256 * 160)  # all parameters except the positions
