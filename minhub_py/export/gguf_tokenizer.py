@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe
+from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe, set_words
 from minhub_py.checkpoints.tokenizers.sentencepiece import BPE, CONTROL, USER_DEFINED, read_sentencepiece
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
@@ -92,11 +92,15 @@ def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
     expected = plain.encode(PROBE, add_special_tokens=False).ids
     words = splits(plain)
     ignores = bool(json.loads(plain.to_str())["model"].get("ignore_merges"))
+    kinds = pairs["tokenizer.ggml.token_type"].tolist()
     for name, rule in PRE.items():
-        kinds = pairs["tokenizer.ggml.token_type"].tolist()
+        splitter = Tokenizer(models.BPE())  # without a vocabulary, whose merges take seconds
+        set_words(splitter, rule)
+        # Some tokenizers with gpt-4o's words do not set ignore_merges; their merges form each token all the same.
+        if splits(splitter) != words or (rule.ignore_merges != ignores and name != "gpt-4o"):
+            continue
         other = byte_bpe({**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds)
-        same = splits(other) == words and rule.ignore_merges == ignores
-        if same and other.encode(PROBE, add_special_tokens=False).ids == expected:
+        if other.encode(PROBE, add_special_tokens=False).ids == expected:
             return name
     raise ValueError(f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for them")
 

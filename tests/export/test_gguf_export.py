@@ -26,7 +26,8 @@ WRITTEN = (
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
     "qwen3_moe", "mixtral", "granitemoe", "bloom", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_text-experts",
-    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts",
+    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts", "gpt_oss",
+    "gpt_oss-layer-types", "gpt_oss-rope", "gpt_oss-yarn-old",
 )  # fmt: skip
 
 
@@ -89,6 +90,9 @@ REFUSED = {
     "gemma4_text-long-sharing": "shares the keys of a layer of sliding and the next",
     "gemma4_text-ropes": "proportional rotary embeddings in layers of full attention",
     "qwen3_5_text": "keys and values of the same size only",
+    "gpt_oss-no-bias": "has biases of attention, a separate head, and windows",
+    "gpt_oss-tied": "a separate head",
+    "gpt_oss-gate": "swiglu_alpha 1.702 and",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 

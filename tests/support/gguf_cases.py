@@ -72,6 +72,13 @@ LLAMA3_WORDS = (
     r"|\s+(?!\S)|\s+"
 )
 
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
@@ -87,6 +94,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
                None, False),
     "llama-bpe": (split_by(LLAMA3_WORDS), None, True),
     "qwen2": (split_by(LLAMA3_WORDS.replace("{1,3}", "")), normalizers.NFC(), False),
+    "gpt-4o": (split_by(GPT4O_WORDS), None, True),
 }  # fmt: skip
 
 

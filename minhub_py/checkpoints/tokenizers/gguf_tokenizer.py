@@ -44,11 +44,12 @@ from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
-# Mistral's tekken.json has it too.
-TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The word pattern of OpenAI's o200k; the fields are its endings and the number of digits in a word. Mistral's tekken.json
+# has it without endings.
+CASED_WORDS = (
+    r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{0}"
+    r"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{0}"
+    r"|\p{{N}}{1}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -75,7 +76,8 @@ PRE = {
     "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3,
     "qwen2": QWEN, "deepseek-r1-qwen": QWEN,
-    "tekken": Words(TEKKEN_WORDS, ignore_merges=True, add_bos=True),
+    "tekken": Words(CASED_WORDS.format("", ""), ignore_merges=True, add_bos=True),
+    "gpt-4o": Words(CASED_WORDS.format("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), ignore_merges=True),
 }  # fmt: skip
 # Types of tokens that are matched before words are split, and whether they are special.
 ADDED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
@@ -218,17 +220,21 @@ def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -
     if not all(left + right in ids for left, right in merges):
         raise ValueError("the result of a merge is not a token")
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
+    set_words(tokenizer, words, prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix")))
+    added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in ADDED]
+    tokenizer.add_tokens([AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added])
+    return tokenizer
+
+
+def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
+    """Split words as `words` says. prefix: a space before the text."""
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
     steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=words.pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if words.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in ADDED]
-    tokenizer.add_tokens([AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added])
-    return tokenizer
 
 
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
