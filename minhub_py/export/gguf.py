@@ -194,7 +194,9 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
 
 def sizes_of(config: Any) -> dict[str, Any]:
     """Sizes that tables use and that config.json names differently or lacks."""
-    return {name: getattr(config, name) for name in ("num_experts", "delta_sizes") if hasattr(config, name)}
+    return {
+        name: getattr(config, name) for name in ("num_experts", "delta_sizes", "heads_in_turn") if hasattr(config, name)
+    }
 
 
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:

@@ -27,7 +27,8 @@ WRITTEN = (
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
     "qwen3_moe", "mixtral", "granitemoe", "bloom", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_text-experts",
     "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts", "gpt_oss",
-    "gpt_oss-layer-types", "gpt_oss-rope", "gpt_oss-yarn-old",
+    "gpt_oss-layer-types", "gpt_oss-rope", "gpt_oss-yarn-old", "gpt_bigcode",
+    "gpt_bigcode-untied-many-queries", "gpt_bigcode-inner",
 )  # fmt: skip
 
 
@@ -67,6 +68,15 @@ def test_bloom_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     assert torch.equal(tensors["blk.1.attn_qkv.weight"], rows)
 
 
+def test_gpt_bigcode_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
+    """All q, all k, all v, as in the native model; the Hub has q, k and v of each head."""
+    model = random_model("gpt_bigcode-many-queries")
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert torch.equal(tensors["blk.1.attn_qkv.bias"], model.h[1].attn.c_attn.bias)
+
+
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
     save_pretrained(random_model("lfm2_moe"), tmp_path / "hub")
     write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
@@ -93,6 +103,8 @@ REFUSED = {
     "gpt_oss-no-bias": "has biases of attention, a separate head, and windows",
     "gpt_oss-tied": "a separate head",
     "gpt_oss-gate": "swiglu_alpha 1.702 and",
+    "gpt_bigcode-relu": "has no setting for activation_function",
+    "gpt_bigcode-unscaled": "has no setting for scale_attn_weights",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 

@@ -44,7 +44,7 @@ from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
-# The word pattern of OpenAI's o200k; the fields are its endings and the number of digits in a word. Mistral's tekken.json
+# The word pattern of OpenAI's o200k; its fields are endings and the number of digits in a word. Mistral's tekken.json
 # has it without endings.
 CASED_WORDS = (
     r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{0}"
