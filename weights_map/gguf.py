@@ -55,6 +55,7 @@ class GGUFArchitecture:
         yarn: settings of rope_parameters that files with yarn lack.
         packed: templates, without the suffix ".weight", of tensors that stay in MXFP4, if all of them are stored so. In
             rows their suffix is then `PACKED`, and they are uint8 (…, bytes of a row).
+        alternative: a tensor, and the architecture of files that have it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class GGUFArchitecture:
     rope_by_type: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
+    alternative: "tuple[str, GGUFArchitecture] | None" = None
 
     @property
     def key(self) -> str:

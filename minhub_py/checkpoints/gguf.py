@@ -158,7 +158,10 @@ class GGUFCheckpoint(Checkpoint):
         with_experts = weights_map.gguf_architectures.get(f"{name} with experts")
         if with_experts is not None and self.header.metadata.get(f"{name}.expert_count"):
             return with_experts
-        return weights_map.gguf_architectures[name]
+        architecture = weights_map.gguf_architectures[name]
+        if architecture.alternative and architecture.alternative[0] in self.header.tensors:
+            return architecture.alternative[1]
+        return architecture
 
     @cached_property
     def config(self) -> dict[str, Any]:

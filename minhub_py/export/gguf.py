@@ -58,7 +58,7 @@ SCALING = {
 }
 ALIGNMENT = 32
 # Small matrices that llama.cpp does not quantize: routers, convolutions and positions.
-PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd")
+PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "attn_rel_b")
 
 
 def write_gguf(
@@ -205,7 +205,7 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     rope = rope_of(hub)
     heads = hub[architecture.settings["attention.head_count"]]
     width = hub[architecture.settings["embedding_length"]]
-    size = hub.get("head_dim") or width // heads
+    size = hub.get(architecture.settings.get("attention.key_length", "head_dim")) or width // heads
     derived = {
         "attention.head_count_kv": heads, "attention.key_length": size, "feed_forward_length": 4 * width,
         "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),

@@ -5,13 +5,14 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from cases.gemma4 import SMALL as GEMMA4
 from commands import done, failed
-from gguf_cases import WORDS, trained
+from gguf_cases import WORDS, character_bpe, trained
 from random_weights import draw
 from references import ids_of, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from minhub_py import from_pretrained, gemma3, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_pretrained, gemma3, gemma4, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
@@ -130,6 +131,23 @@ def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) ->
     assert (header["tokenizer.ggml.eos_token_id"], header["tokenizer.ggml.eot_token_id"]) == (0, 5)
     again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in ("It's 1234 roses!\n\n  <x>  and <|im_start|>more", "\u00e9te\u0301 HelloWorld"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert again.encode(text, add_special_tokens=False).ids == ids
+        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
+    """With the types of llama.cpp: bytes, and tokens of tool calls that it shows."""
+    tokenizer = character_bpe()
+    count = tokenizer.get_vocab_size()
+    model = gemma4(**{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
+    save_pretrained(model, tmp_path / "hub", tokenizer)
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf").metadata
+    tokens, kinds = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.token_type"].tolist()
+    assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [3, 6, 4, 1]
+    again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
+    for text in ("It's  1234 roses!\n\n\n<|tool_call>\t", "\u6f22 \U0001f999"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert again.encode(text, add_special_tokens=False).ids == ids
         assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
