@@ -340,7 +340,8 @@ class CodeWriter:
             self.lines.append(f"return F.linear(h[:, -1], {self.path(head.out.weight)})")
             return
         if isinstance(head, SequenceHead):
-            self.lines.append("h = h.mean(dim=1)" if head.mean else "h = h[:, -1]" if head.last else "h = h[:, 0]")
+            pooled = {"cls": "h[:, 0]", "last": "h[:, -1]", "mean": "h.mean(dim=1)"}
+            self.lines.append(f"h = {pooled[head.pooling]}")
             self.drop(head.input_dropout.p)
         if isinstance(head, MaskedLMHead):
             layer, (weight, bias) = head.transform, head.output(model.token_embedding)

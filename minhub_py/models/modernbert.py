@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -140,8 +140,8 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
         norm, tied = norm_of(config), config.tie_word_embeddings
         return MaskedLMHead(C, C, config.vocab_size, act, norm, bias=False, tied=tied)
     if config.head == "sequence":
-        mean = config.classifier_pooling == "mean"
-        return SequenceHead(C, labels, act, norm_of(config), bias=False, mean=mean, dropout=p)
+        pooling: Literal["cls", "mean"] = "mean" if config.classifier_pooling == "mean" else "cls"
+        return SequenceHead(C, labels, act, norm_of(config), False, pooling, dropout=p)
     return TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config)) if config.head == "tokens" else None
 
 
