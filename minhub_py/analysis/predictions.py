@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.prefixes import common_prefix
+from minhub_py.inference.rows import context_start
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
 from minhub_py.models.base import LanguageModel

@@ -104,7 +104,7 @@ def test_the_number_of_cached_texts_is_bounded() -> None:
     for ids in texts:
         batch.admit(ids, 1)
         run(batch)
-    assert [kept.ids for kept in batch.prefixes] == texts[-256:]
+    assert [entry.ids for entry in batch.prefixes.entries] == texts[-256:]
 
 
 @pytest.mark.parametrize("piece", [None, 8])
@@ -141,7 +141,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
                 result.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
-        assert all(len(kept.ids) <= 30 for kept in batch.prefixes)  # no other row may continue from NaN
+        assert all(len(entry.ids) <= 30 for entry in batch.prefixes.entries)  # no other row may continue from NaN
         return [result[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
@@ -309,12 +309,12 @@ def test_kept_texts_stay_within_their_bytes() -> None:
     for seed in range(20):
         batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
         run(batch)
-        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes) <= 20_000
-    first = batch.prefixes[0].ids
+        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes.entries) <= 20_000
+    first = batch.prefixes.entries[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
     run(batch)  # what is used becomes the newest, and the longer text takes its place
-    assert batch.prefixes[-1].ids[: len(first)] == first
-    assert first not in [prefix.ids for prefix in batch.prefixes]
+    assert batch.prefixes.entries[-1].ids[: len(first)] == first
+    assert first not in [prefix.ids for prefix in batch.prefixes.entries]
 
 
 @pytest.mark.parametrize("given", [[], text(3, 7)])

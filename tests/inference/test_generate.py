@@ -21,8 +21,8 @@ from minhub_py import (
     tokenizer_from_pretrained,
 )
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.rows import context_start
 from minhub_py.inference.sampling import Sampling, most_likely
 
 V, CONTEXT = 61, 16
