@@ -12,7 +12,7 @@ from minhub_py.config import build, changed, read
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
-from weights_map.engine import Mapped, check_shapes
+from weights_map.conversion import Mapped, check_shapes
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Architecture, ModelConfig]:

@@ -35,7 +35,7 @@ from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 
 
 def from_pretrained(

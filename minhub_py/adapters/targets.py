@@ -13,7 +13,8 @@ from minhub_py.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import architecture_of
-from weights_map.engine import Conversion, transpose
+from weights_map.conversion import Conversion
+from weights_map.engine import transpose
 
 # The segment before the number of a layer in a module's name.
 NUMBERED = re.compile(r"\.([^.]+)\.(\d+)\.")

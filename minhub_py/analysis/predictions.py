@@ -1,7 +1,7 @@
 """Next-token logits at positions of many texts, in bounded memory.
 
 Texts are sorted and evaluated in batches. A prefix that adjacent texts share is evaluated once, and its keys and values
-are copied. A text longer than the context length is split into the context windows of inference/batch.py. Each text has
+are copied. A text longer than the context length is split into the context windows of inference/rows.py. Each text has
 the same results as alone.
 """
 

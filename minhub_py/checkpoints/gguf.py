@@ -31,7 +31,7 @@ from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.models import rotary
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 from weights_map.gguf import GGUFArchitecture
 
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache

@@ -27,7 +27,7 @@ from minhub_py.models.cache import EncoderCache, Layout, Past
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 
 INCOMPLETE = "a model that is split among processes cannot be saved or converted: load it without parallel="
 

@@ -30,7 +30,7 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.fitting import fit, with_values
 from minhub_py.models import rotary
 from minhub_py.registry import architecture_of
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 from weights_map.gguf import GGUFArchitecture
 
 # Types of matrices, and their numbers as general.file_type.

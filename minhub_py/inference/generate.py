@@ -1,4 +1,7 @@
-"""Generates and scores sequences: `generate`, `stream` and `score`. See batch.py for long sequences and randomness."""
+"""Generates and scores sequences: `generate`, `stream` and `score`. batch.py describes randomness and determinism.
+
+rows.py describes long sequences.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

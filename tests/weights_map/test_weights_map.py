@@ -22,12 +22,11 @@ from minhub_py.export.convert import convert
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import from_pretrained, save_pretrained
 from minhub_py.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
+from weights_map.conversion import Mapped, check_shapes
 from weights_map.engine import (
-    Mapped,
     Row,
     Table,
     cat,
-    check_shapes,
     deinterleave,
     drop,
     same,

@@ -22,7 +22,7 @@ def write(folder: Path, out: Path) -> None:
 
     import weights_map
     from minhub_py import from_pretrained
-    from weights_map.engine import Mapped
+    from weights_map.conversion import Mapped
 
     model: Any = from_pretrained(folder, device="cpu", dtype="float32")
     settings = model.config.to_hub()
