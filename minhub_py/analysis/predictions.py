@@ -271,10 +271,10 @@ def log_normalizers(logits: Tensor, measures: Sequence[Measure] = ()) -> tuple[T
             shifted = part - largest  # float32
             weights = shifted.exp()
             total = weights.sum(dim=-1)
-            more = [measure(shifted, weights, total) for measure in measures]
+            measured = [measure(shifted, weights, total) for measure in measures]
             normalizers = largest.squeeze(1) + total.log()
             entropies = (total.log() - weights.mul_(shifted).sum(dim=-1) / total) / math.log(2)
-            parts.append((normalizers, entropies, *more))
+            parts.append((normalizers, entropies, *measured))
     result = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
     check_finite(result[0])
     return result

@@ -55,9 +55,9 @@ class ReplyGenerator:
 
     def copy(self) -> "ReplyGenerator":
         """A generator with the same prefixes."""
-        other = copy.copy(self)
-        other.prefixes = list(self.prefixes)
-        return other
+        result = copy.copy(self)
+        result.prefixes = list(self.prefixes)
+        return result
 
     def prompt(
         self, ids: list[int], dropped: int, settings: ReplySettings, tools: Sequence[Tool], *, required: bool,

@@ -187,9 +187,9 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     for architecture in weights_map.gguf_architectures.values():
         if model_type in (architecture.model_types or (architecture.model_type,)):
             return architecture
-    known = sorted({name for architecture in weights_map.gguf_architectures.values()
+    possible = sorted({name for architecture in weights_map.gguf_architectures.values()
                     for name in architecture.model_types or (architecture.model_type,)})  # fmt: skip
-    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
+    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(possible)}")
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Functions of a TorchScript file's code, which TorchScript compiles: those of models/, and a few others."""
+"""The functions that the code of a TorchScript file calls: operations of models/, and a few others."""
 
 from collections.abc import Callable
 from functools import cache

@@ -235,13 +235,17 @@ def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at
     results: list[Results] = [[] for _ in texts]
     if not short:
         return results
-    found = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
-    if len(found.values) != 1:
-        raise ValueError(f"--at {at} names {len(found.values)} points: name one, such as {next(iter(found.values))}")
-    [values] = found.values.values()
-    for number, position, token, vector in zip(found.texts, found.positions, found.tokens, values.numpy(), strict=True):
-        place = {"token_n": position + 1 if position >= 0 else None, "token": token}
-        results[short[number]].append({**place, "activation": [float(str(value)) for value in vector]})
+    recorded = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    if len(recorded.values) != 1:
+        raise ValueError(
+            f"--at {at} names {len(recorded.values)} points: name one, such as {next(iter(recorded.values))}"
+        )
+    [values] = recorded.values.values()
+    for number, position, token, vector in zip(
+        recorded.texts, recorded.positions, recorded.tokens, values.numpy(), strict=True
+    ):
+        location = {"token_n": position + 1 if position >= 0 else None, "token": token}
+        results[short[number]].append({**location, "activation": [float(str(value)) for value in vector]})
     return results
 
 

@@ -164,7 +164,7 @@ class HeadSettings:
         }
 
     def without_head(self) -> dict[str, Any]:
-        """All settings except those of the head."""
+        """All settings except the head's."""
         return {name: value for name, value in asdict(self).items() if name not in HeadSettings.__dataclass_fields__}
 
     def hub_settings(self, name: str) -> dict[str, Any]:

@@ -215,13 +215,13 @@ class ModernBertConfig(HeadSettings):
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
         """rope_parameters of each layer type, with defaults."""
-        given = self.rope_parameters or {}
-        if not all(kind in (FULL, SLIDING) and isinstance(rope, dict | None) for kind, rope in given.items()):
+        parameters = self.rope_parameters or {}
+        if not all(kind in (FULL, SLIDING) and isinstance(rope, dict | None) for kind, rope in parameters.items()):
             raise ValueError(f"ModernBERT: rope_parameters must contain settings for {FULL} and {SLIDING}")
         ropes = {}
         older = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
         for kind, (name, default) in older.items():
-            rope, theta = given.get(kind) or {}, getattr(self, name)
+            rope, theta = parameters.get(kind) or {}, getattr(self, name)
             if theta is not None and rope.get("rope_theta", theta) != theta:
                 raise ValueError(f"ModernBERT: config.json has two values of {name}: {theta} and {rope['rope_theta']}")
             ropes[kind] = rotary.completed({"rope_theta": theta or default, **rope}, self.max_position_embeddings)
