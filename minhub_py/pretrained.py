@@ -154,6 +154,7 @@ def open_checkpoint(
         return checkpoint
     opened: list[Checkpoint] = []
     if os.fspath(identifier).endswith(".gguf"):
+        local.locate(identifier)  # the file is missing: say that first
         require("gguf")  # before a download
 
     def look(path: Path) -> None:
