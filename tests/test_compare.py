@@ -76,9 +76,9 @@ def test_decode_against_all_peers(decoded: tuple[str, Path]) -> None:
     for name in ("minhub_py float32", "CTranslate2 float32"):
         assert rows[name]["same_ids"] == 16
         assert rows[name]["ids"] == rows["transformers float32"]["ids"]
-    ours, theirs = rows["minhub_py float32"], rows["transformers float32"]
-    assert theirs["ratio"] == 1
-    assert ours["ratio"] == pytest.approx(theirs["seconds"][0] / ours["seconds"][0])
+    ours, reference = rows["minhub_py float32"], rows["transformers float32"]
+    assert reference["ratio"] == 1
+    assert ours["ratio"] == pytest.approx(reference["seconds"][0] / ours["seconds"][0])
     assert ours["bytes_per_token"] == 4 * (1_907_360 - 256 * 160)  # all parameters but the positions
     assert case["values"]["limit_gigabytes_per_second"] > 0
 
@@ -236,8 +236,8 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any]
     folder, model = checkpoint
     file = tmp_path / "ours.gguf"
     gguf_writer.write(folder, file)
-    theirs = gguf_files.write(tmp_path / "theirs.gguf", model)
-    actual, expected = read_header(file), read_header(theirs)
+    reference_file = gguf_files.write(tmp_path / "theirs.gguf", model)
+    actual, expected = read_header(file), read_header(reference_file)
     assert actual.metadata == expected.metadata | {
         "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
     }  # fmt: skip

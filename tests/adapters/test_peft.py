@@ -145,7 +145,7 @@ def test_adapters_share_the_weights_of_the_base(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapter: use save_pretrained"):
         save_adapter(model, tmp_path)
     prompts = [[1, 2, 3], [4, 5]]
-    alone = [generate(each, prompts, 8, temperature=0, eos_id=None) for each in (model, a, b)]
+    alone = [generate(network, prompts, 8, temperature=0, eos_id=None) for network in (model, a, b)]
     assert alone[0] != alone[1] != alone[2]
 
 

@@ -24,15 +24,15 @@ from minhub_py.analysis.embeddings import TOKENS
 def reference(model: Any, texts: list[list[int]]) -> Tensor:
     """The same by transformers."""
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-    found = torch.empty(len(texts), model.config.n_embd)
+    results = torch.empty(len(texts), model.config.n_embd)
     while order:
         rows, order = order[: TOKENS // len(texts[order[0]])], order[TOKENS // len(texts[order[0]]) :]
         longest = len(texts[rows[0]])
         idx = torch.tensor([texts[row] + [0] * (longest - len(texts[row])) for row in rows])
         mask = torch.tensor([[1] * len(texts[row]) + [0] * (longest - len(texts[row])) for row in rows])
         states = model(idx, attention_mask=mask, use_cache=False).last_hidden_state
-        found[rows] = (states * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-    return found
+        results[rows] = (states * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+    return results
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.manual_seed(0)
-    ours, theirs = gpt2().eval(), GPT2Model(GPT2Config()).eval()
+    ours, reference_model = gpt2().eval(), GPT2Model(GPT2Config()).eval()
     lengths = torch.randint(6, 41, (args.texts,)).tolist()
     texts = [torch.randint(50257, (length,)).tolist() for length in lengths]
     ratios = []
     for _ in range(args.rounds + 1):
         start = time.perf_counter()
-        reference(theirs, texts)
+        reference(reference_model, texts)
         middle = time.perf_counter()
         embed(ours, None, texts)
         end = time.perf_counter()

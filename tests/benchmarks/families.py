@@ -66,38 +66,38 @@ def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
 
 def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
     """The workers of a size, with its files in `scratch`."""
-    found = preset(size)
-    assert found is not None, f"{size} is no published size"
-    settings: dict[str, Any] = {**found[1].to_hub(), **SIZES.get(size, {})}
+    published = preset(size)
+    assert published is not None, f"{size} is no published size"
+    settings: dict[str, Any] = {**published[1].to_hub(), **SIZES.get(size, {})}
     if isinstance(types := settings.get("layer_types"), list):
         settings["layer_types"] = types[: settings["num_hidden_layers"]]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
     folder = str(scratch / "model")
     model.save_pretrained(folder)
-    made = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
-    made["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
+    created = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
+    created["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
     if (model_type := settings["model_type"]) in GGUF:
         for weights in dict.fromkeys(KINDS[kind][1] for kind in kinds):
             file = write(scratch / f"{weights}.gguf", model, weights,
                          tokenizer=lambda writer: header(writer, model_type, model.config.vocab_size))  # fmt: skip
             options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
-            made[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
-    return made
+            created[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
+    return created
 
 
 def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, float], dict[str, list[int]]]:
     """Ids per second of each side, in turns, at its fastest, and the new ids."""
     prompts = [torch.randint(100, 10_000, (prompt,)).tolist()]
     times: dict[str, list[float]] = {name: [] for name in workers}
-    found = {}
+    results = {}
     for _ in range(ROUNDS):
         for name, worker in workers.items():
             result = worker.ask("timed", prompts=prompts, new=new)
             times[name].append(result["seconds"])
-            [found[name]] = result["ids"]
+            [results[name]] = result["ids"]
     count = new if new > 1 else prompt
-    return {name: count / min(seconds) for name, seconds in times.items()}, found
+    return {name: count / min(seconds) for name, seconds in times.items()}, results
 
 
 def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
@@ -112,7 +112,7 @@ def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
                 except RuntimeError as error:
                     print(f"{size}: {name} is left out: {error}")
                     workers.pop(name).close()
-            speed, found = race(workers, prompt, new)
+            speed, results = race(workers, prompt, new)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -120,7 +120,7 @@ def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
     for ours in kinds:
         peers = [peer for peer in ("transformers float32", f"llama.cpp {KINDS[ours][1]}") if peer in speed]
         ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in peers]
-        alike = sum(a == b for a, b in zip(found[ours], found["transformers float32"], strict=True))
+        alike = sum(a == b for a, b in zip(results[ours], results["transformers float32"], strict=True))
         print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new} ids alike")
 
 

@@ -66,8 +66,8 @@ def machine() -> list[str]:
     ]  # fmt: skip
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-        return [*lines, *(f"nvidia-smi: {line}" for line in (found.stdout or found.stderr).splitlines())]
+        result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+        return [*lines, *(f"nvidia-smi: {line}" for line in (result.stdout or result.stderr).splitlines())]
     except (OSError, subprocess.TimeoutExpired) as error:
         return [*lines, f"nvidia-smi: {error}"]
 
@@ -75,9 +75,9 @@ def machine() -> list[str]:
 def tests(tell: Callable[..., None]) -> bool:
     """Run the tests marked gpu, and tell what they say; whether one has failed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    tell("", "TESTS", *(done.stdout + done.stderr).splitlines())
-    return done.returncode != 0
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    tell("", "TESTS", *(result.stdout + result.stderr).splitlines())
+    return result.returncode != 0
 
 
 def speeds(tell: Callable[..., None]) -> None:
@@ -101,34 +101,34 @@ def measured(size: str, dtype: torch.dtype, rows: int) -> str:
     """One line of the table."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = preset(size)
-    assert found is not None
-    family, config = found
+    published = preset(size)
+    assert published is not None
+    family, config = published
     ours = skeleton(family.Model, config).to_empty(device="cuda").to(dtype).eval()
     settings = AutoConfig.for_model(**{key: value for key, value in config.to_hub().items() if key != "architectures"})
-    theirs = AutoModelForCausalLM.from_config(settings, dtype=dtype).to("cuda").eval()
+    reference_model = AutoModelForCausalLM.from_config(settings, dtype=dtype).to("cuda").eval()
     with torch.no_grad():
-        for parameter in (*ours.parameters(), *theirs.parameters()):
+        for parameter in (*ours.parameters(), *reference_model.parameters()):
             parameter.normal_(std=0.02)
     prompts = torch.randint(config.vocab_size, (rows, LONG), generator=torch.Generator().manual_seed(0))
     short, long = prompts[:, :PROMPT], prompts.cuda()
     greedy: dict[str, Any] = {"min_new_tokens": NEW, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     sides: list[Callable[[], object]] = [
         lambda: generate(ours, short.tolist(), NEW, temperature=0, eos_id=None),
-        lambda: theirs.generate(short.cuda(), attention_mask=torch.ones_like(short).cuda(), **greedy),
+        lambda: reference_model.generate(short.cuda(), attention_mask=torch.ones_like(short).cuda(), **greedy),
         lambda: ours(long),
-        lambda: theirs(long),
+        lambda: reference_model(long),
     ]
     with torch.inference_mode():
         times: list[list[float]] = [[] for _ in sides]
         for _ in range(1 + ROUNDS):  # the first warms up
-            for side, taken in zip(sides, times, strict=True):
+            for side, seconds in zip(sides, times, strict=True):
                 torch.cuda.synchronize()
                 started = time.perf_counter()
                 side()
                 torch.cuda.synchronize()
-                taken.append(time.perf_counter() - started)
-    numbers = [rows * count / median(taken[1:]) for count, taken in zip((NEW, NEW, LONG, LONG), times, strict=True)]
+                seconds.append(time.perf_counter() - started)
+    numbers = [rows * count / median(seconds[1:]) for count, seconds in zip((NEW, NEW, LONG, LONG), times, strict=True)]
     head = f"{size:16} {str(dtype).removeprefix('torch.'):9} {rows:4}"
     return f"{head} {numbers[0]:10,.0f} {numbers[1]:10,.0f} {numbers[2]:13,.0f} {numbers[3]:10,.0f}"
 

@@ -41,10 +41,10 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="DECODER")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = preset(args.size)
-    if found is None:
+    published = preset(args.size)
+    if published is None:
         parser.error(f"{args.size} is no published size")
-    family, config = found
+    family, config = published
     if args.layers:
         if not family.trainable:
             parser.error(f"the layers of {args.size} cannot be cut here")
@@ -62,7 +62,9 @@ def main() -> None:
             libraries = {"before": load(args.before.resolve()), **libraries}
         except UnsupportedError as error:
             parser.error(f"--before: {args.before} {error}")
-    here = [name for name in args.kernels or KERNELS if all(each.choose(name.encode()) for each in libraries.values())]
+    here = [
+        name for name in args.kernels or KERNELS if all(library.choose(name.encode()) for library in libraries.values())
+    ]
     if args.kernels and (lacking := set(args.kernels) - set(here)):
         parser.error(f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain, {', '.join(KERNELS)}")
     cases = list(itertools.product(runners, here, args.ids))
@@ -80,8 +82,8 @@ def main() -> None:
             best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in args.ids)
             print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
         if args.before is not None:
-            found = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
-            medians = [map(statistics.median, pair) for pair in found]
+            measured = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
+            medians = [map(statistics.median, pair) for pair in measured]
             print(f"{'':24}" + "".join(f"{before / now:9.2f}x" for before, now in medians))
 
 

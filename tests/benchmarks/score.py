@@ -23,12 +23,12 @@ ROUNDS, THREADS = 2, 2
 
 def theirs(model: Any, texts: list[list[int]], rows: int) -> list[torch.Tensor]:
     """As `score`, `rows` texts at a time."""
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for first in range(0, len(texts), rows):
         ids = torch.tensor(texts[first : first + rows])
         logprobs = model(ids).logits[:, :-1].log_softmax(dim=-1)
-        found += logprobs.gather(2, ids[:, 1:, None]).squeeze(2)
-    return found
+        results += logprobs.gather(2, ids[:, 1:, None]).squeeze(2)
+    return results
 
 
 @torch.inference_mode()
@@ -41,12 +41,12 @@ def measure(ours: Any, reference: Any, count: int, length: int) -> None:
     }
     speed = dict.fromkeys(sides, 0.0)
     for _ in range(ROUNDS):
-        found = {}
+        results = {}
         for name, side in sides.items():
             began = time.perf_counter()
-            found[name] = side()
+            results[name] = side()
             speed[name] = max(speed[name], count * length / (time.perf_counter() - began))
-        for a, b in zip(found["minhub_py"], found["eight"], strict=True):
+        for a, b in zip(results["minhub_py"], results["eight"], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     best = max(speed["one at a time"], speed["eight"])
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in speed.items())

@@ -29,7 +29,7 @@ def measure(threads: int, folder: str) -> None:
     torch.set_num_threads(threads)
     plain = {kind: {"dtype": kind} for kind in KINDS[:2]}
     options = plain | {kind: {"quantize": kind} for kind in KINDS[2:]}
-    models = {kind: from_pretrained(folder, device="cpu", **each) for kind, each in options.items()}
+    models = {kind: from_pretrained(folder, device="cpu", **settings) for kind, settings in options.items()}
     torch.manual_seed(0)
     prompts = {case: [torch.randint(50257, (n,)).tolist() for n in lengths] for case, (lengths, _) in CASES.items()}
     print("ready", flush=True)
@@ -68,7 +68,7 @@ def main(other: Path, threads: str) -> None:
                 for turn in range(ROUNDS + 1):
                     for name in sorted(workers, reverse=turn % 2 == 1):
                         times[name].append(float(ask(name, f"{case} {kind}")))
-                best = {name: 1000 * min(each[1:]) for name, each in times.items()}  # the first turn warms up
+                best = {name: 1000 * min(seconds[1:]) for name, seconds in times.items()}  # the first turn warms up
                 ratio = best["other"] / best["this"]
                 print(f"{case:8}{kind:10}{best['other']:8.1f} {best['this']:8.1f} ms   {ratio:.2f}", flush=True)
         for worker in workers.values():

@@ -72,8 +72,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         subprocess.run(["R", "CMD", "INSTALL", "--no-docs", f"--library={folder}", ROOT / "r_bridge" / "minhubpy"],
                        check=True, capture_output=True)  # fmt: skip
         checkpoint = folder / "random-gpt2"

@@ -40,11 +40,11 @@ def bpe(tmp_path: Path) -> Path:
 
 def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
-    whole = (bpe / "tokenizer.json").read_bytes()
+    complete = (bpe / "tokenizer.json").read_bytes()
     rng = random.Random("tokenizer.json")
     trials = Trials(bpe, use_tokenizer)
     for _ in range(500):
-        content, junk = json.loads(whole), rng.choice(JUNK)
+        content, junk = json.loads(complete), rng.choice(JUNK)
         place = content
         path = []
         while isinstance(place, dict | list) and place and (not path or rng.random() < 0.7):
@@ -54,7 +54,7 @@ def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
         parent[key] = "<junk>"
         label, data = f"{path} = {brief(junk)}", to_json(content, junk).encode()
         if rng.random() < 0.3:
-            label, data = damage(rng, whole, len(whole))
+            label, data = damage(rng, complete, len(complete))
         trials.run("tokenizer.json", data, label)
     trials.end(500, 10)
 
@@ -138,11 +138,11 @@ def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None
     rng = random.Random("vocab.json")
     trials = Trials(bpe, use_tokenizer)
     for name in ("vocab.json", "merges.txt"):
-        whole = (bpe / name).read_bytes()
+        complete = (bpe / name).read_bytes()
         for _ in range(200):
-            label, data = damage(rng, whole, len(whole))
+            label, data = damage(rng, complete, len(complete))
             trials.run(name, data, f"{name}: {label}")
-        (bpe / name).write_bytes(whole)
+        (bpe / name).write_bytes(complete)
     for lines in ("a", "a b c", " ", "a  b", "a b\r\n", "a q", "q a", "b b", "#", "\0 \0", "\x1b[2J\n\n a"):
         trials.run("merges.txt", lines.encode(), f"merges {lines!r}")
     trials.end(400, 50)
@@ -171,13 +171,13 @@ def model_files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
 def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
-    whole = model_files[name]
+    complete = model_files[name]
     rng = random.Random(name)
     trials = Trials(tmp_path, use_tokenizer)
-    trials.run(name, whole, "whole")
+    trials.run(name, complete, "whole")
     assert trials.loaded == 1
     for _ in range(300):
-        label, data = damage(rng, whole, len(whole))
+        label, data = damage(rng, complete, len(complete))
         trials.run(name, data, label)
     endless = b"\n" + b"\xff" * 20  # a number without an end
     for junk in (b"", b"\n", b"\n\n", endless, endless[1:], b"\n\x03abc", b"IQ== 0"):
@@ -227,13 +227,13 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
     if not merges:
         (bpe / "merges.txt").unlink()
     trials = Trials(bpe, use_tokenizer)
-    whole = (bpe / "vocab.json").read_bytes()
-    base = json.loads(whole)
+    complete = (bpe / "vocab.json").read_bytes()
+    base = json.loads(complete)
     for junk in JUNK:
         trials.run("vocab.json", to_json({**base, "a": "<junk>"}, junk).encode(), f"a = {brief(junk)}")
         trials.run("vocab.json", to_json(["a", "b", "<junk>"], junk).encode(), f"list with {brief(junk)}", ["merges"])
         trials.run("vocab.json", junk.encode(), f"all of it {brief(junk)}")
-    (bpe / "vocab.json").write_bytes(whole)
+    (bpe / "vocab.json").write_bytes(complete)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for junk in JUNK:
             trials.run(

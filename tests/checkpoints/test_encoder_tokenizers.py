@@ -107,16 +107,19 @@ def test_sentencepiece_encoders_match_transformers(tmp_path: Path, unigram: byte
     (tmp_path / "sentencepiece.bpe.model").write_bytes(unigram)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     ours = tokenizer_from_pretrained(str(tmp_path))
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=unigram)
+    reference_tokenizer = sentencepiece.SentencePieceProcessor(model_proto=unigram)
     # As transformers' from_pretrained(), which needs the package protobuf for it.
-    pieces = [(theirs.id_to_piece(id), theirs.get_score(id)) for id in range(theirs.get_piece_size())]
+    pieces = [
+        (reference_tokenizer.id_to_piece(id), reference_tokenizer.get_score(id))
+        for id in range(reference_tokenizer.get_piece_size())
+    ]
     charsmap = read_sentencepiece(tmp_path / "sentencepiece.bpe.model").charsmap
     tokenizer_class, converter = FAMILIES[family]
     assert_equal_ids(ours, tokenizer_class(**converter.convert_from_spm(pieces), _spm_precompiled_charsmap=charsmap))
     shift = {"xlm-roberta": 1, "camembert": 4}[family]
     start, end = {"xlm-roberta": (0, 2), "camembert": (5, 6)}[family]
-    assert ours.encode("The house").ids == [start, *(id + shift for id in theirs.encode("The house")), end]
-    assert ours.token_to_id("<mask>") == theirs.get_piece_size() + shift == ours.get_vocab_size() - 1
+    assert ours.encode("The house").ids == [start, *(id + shift for id in reference_tokenizer.encode("The house")), end]
+    assert ours.token_to_id("<mask>") == reference_tokenizer.get_piece_size() + shift == ours.get_vocab_size() - 1
     assert ours.encode("\U00100000").ids[-2] == 3  # unknown
 
 

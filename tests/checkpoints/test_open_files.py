@@ -202,8 +202,8 @@ def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: 
     if family != "lstm":
         from transformers import AutoModelForCausalLM
 
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
-        torch.testing.assert_close(actual(IDS), theirs(IDS).logits, rtol=0, atol=2e-6)
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
+        torch.testing.assert_close(actual(IDS), reference_model(IDS).logits, rtol=0, atol=2e-6)
     for kind in ("int8", "nf4"):
         small, expected = (from_pretrained(tmp_path / name, device="cpu", quantize=kind) for name in ("tied", "untied"))
         assert torch.equal(small(IDS), expected(IDS))

@@ -204,21 +204,21 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     assert published in (count, None)
 
     text = settings.get("text_config", settings)
-    theirs = AutoConfig.for_model(**{key: value for key, value in text.items() if "js_config" not in key})
+    reference_model = AutoConfig.for_model(**{key: value for key, value in text.items() if "js_config" not in key})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(theirs)
+        model = AutoModelForCausalLM.from_config(reference_model)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
-    rope = type(model.model.rotary_emb)(theirs)
+    rope = type(model.model.rotary_emb)(reference_model)
     structure = getattr(config, "structure", None)  # of Llama and its relatives
     ours = rope_of(config.rope, structure.rotated if structure else config.head_size).sized(0)
     frequencies, amplitude = ours.frequencies, ours.amplitude
     torch.testing.assert_close(torch.tensor(frequencies), rope.inv_freq, rtol=1e-6, atol=0)
     assert amplitude == pytest.approx(rope.attention_scaling)
-    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
-    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(reference_model, "layer_types", None) or ["sliding_attention"] * reference_model.num_hidden_layers
+    window = getattr(reference_model, "sliding_window", None)
     assert (structure or config).windows == [window if kind == "sliding_attention" else None for kind in kinds]
     for setting in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act", "eos_token_id"):
-        assert getattr(config, setting) == getattr(theirs, setting), setting
+        assert getattr(config, setting) == getattr(reference_model, setting), setting
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -125,11 +125,16 @@ def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
     theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
     batch = theirs.api.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
-    for place, id in enumerate(ids):
-        batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = id, place, 1, 0
-        batch.logits[place] = place >= len(ids) - SHOWN
+    for position, id in enumerate(ids):
+        batch.token[position], batch.pos[position], batch.n_seq_id[position], batch.seq_id[position][0] = (
+            id,
+            position,
+            1,
+            0,
+        )
+        batch.logits[position] = position >= len(ids) - SHOWN
     assert theirs.api.llama_decode(context, batch) == 0
-    rows = [theirs.api.llama_get_logits_ith(context, place) for place in range(len(ids) - SHOWN, len(ids))]
+    rows = [theirs.api.llama_get_logits_ith(context, position) for position in range(len(ids) - SHOWN, len(ids))]
     logits = torch.stack([torch.from_numpy(theirs.np.ctypeslib.as_array(row, (theirs.size,)).copy()) for row in rows])
     theirs.api.llama_batch_free(batch)
     return logits
@@ -175,22 +180,22 @@ def test_llama_cpp_in_float32(
 ) -> None:
     """The only file for which llama.cpp rounds nothing, but Gemma's GELU."""
     model = from_pretrained(in_float32, device="cpu")
-    for (name, mine), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(mine, other), name
+    for (name, own_value), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(own_value, other), name
     prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:LONG]
     with llama_cpp_of(in_float32) as theirs:
         assert generate(model, [prompt], 40, temperature=0, eos_id=None) == theirs.generate([prompt], 40)
         expected = last_logits(theirs, ids)
     actual = model(torch.tensor([ids]))[0, -SHOWN:]
     apart = ((actual - expected).abs().max() / expected.abs().max()).item()
-    mine, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (actual, expected))
-    difference = (mine - other).abs().mean().item()
-    rounding = cost_of_rounding(model, ids, mine, "F32", monkeypatch)
+    own_value, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (actual, expected))
+    difference = (own_value - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, own_value, "F32", monkeypatch)
     print(f"F32: logits differ by {apart:.1e} of the largest, log-probabilities by {difference:.1e} on average (GELU: "
-          f"{rounding:.1e}); perplexity {perplexity(mine):.5f}, in llama.cpp {perplexity(other):.5f}")  # fmt: skip
+          f"{rounding:.1e}); perplexity {perplexity(own_value):.5f}, in llama.cpp {perplexity(other):.5f}")  # fmt: skip
     assert apart < (5e-5 if rounding == 0 else 2e-3)
     assert difference < 5e-5 + 1.5 * rounding
-    assert perplexity(mine) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
+    assert perplexity(own_value) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
 
 
 @needs_llama_cpp
@@ -209,26 +214,26 @@ def test_llama_cpp_on_the_same_file(
             file = requantize(in_float32, Path(folder) / "model.gguf", kind)
         model = from_pretrained(file, device="cpu", quantize="none")
         back = from_pretrained(requantize(file, Path(folder) / "back.gguf", "F32"), device="cpu")
-        for (name, mine), other in zip(model.state_dict().items(), back.state_dict().values(), strict=True):
-            assert torch.equal(mine, other), name
+        for (name, actual), other in zip(model.state_dict().items(), back.state_dict().values(), strict=True):
+            assert torch.equal(actual, other), name
         packed = from_pretrained(file, device="cpu", quantize="auto")
         [auto], [text] = score(packed, [ids]), generate(packed, [prompt], 40, temperature=0, eos_id=None)
         with llama_cpp_of(file) as theirs:
             [expected] = theirs.generate([prompt], 40)
             other = log_probabilities(last_logits(theirs, ids), ids[-SHOWN:])
-    mine = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
-    assert (auto[-SHOWN + 1 :] - mine).abs().max() < 1e-2
-    difference = (mine - other).abs().mean().item()
-    rounding = cost_of_rounding(model, ids, mine, kind, monkeypatch)
-    same = next((place for place, pair in enumerate(zip(text, expected, strict=True)) if len(set(pair)) > 1), 40)
+    actual = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
+    assert (auto[-SHOWN + 1 :] - actual).abs().max() < 1e-2
+    difference = (actual - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, actual, kind, monkeypatch)
+    same = next((position for position, pair in enumerate(zip(text, expected, strict=True)) if len(set(pair)) > 1), 40)
     print(f"{kind}: {same} of 40 greedy ids are llama.cpp's; log-probabilities differ by {difference:.4f} on average, "
-          f"rounding alone makes {rounding:.4f}; perplexity {perplexity(mine):.4f}, in llama.cpp "
+          f"rounding alone makes {rounding:.4f}; perplexity {perplexity(actual):.4f}, in llama.cpp "
           f"{perplexity(other):.4f}")  # fmt: skip
     if same < 40:  # then the two ids are about as likely
         ahead = model(torch.tensor([prompt + text[:same]]))[0, -1]
         assert (ahead[text[same]] - ahead[expected[same]]).abs() < 10 * rounding
     assert 0 < difference < 2 * rounding
-    assert perplexity(mine) == pytest.approx(perplexity(other), rel=0.05)
+    assert perplexity(actual) == pytest.approx(perplexity(other), rel=0.05)
 
 
 # --- Tokenizer, quantization
@@ -249,12 +254,12 @@ def test_tokenizer(file: Path, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_what_quantization_costs(real: Real, file: Path, ours: Any, ids: list[int]) -> None:
     """In its own blocks a model loses nothing."""
-    whole = perplexity(score(ours, [ids])[0])
-    print(f"float32 {whole:9.4f}")
+    complete = perplexity(score(ours, [ids])[0])
+    print(f"float32 {complete:9.4f}")
     for kind, most in real.loss.items():
         model = from_pretrained(file, device="cpu", quantize=kind)
         result = perplexity(score(model, [ids])[0])
-        print(f"{kind:7} {result:9.4f} {100 * (result / whole - 1):+6.2f} %")
-        assert result < most * whole
+        print(f"{kind:7} {result:9.4f} {100 * (result / complete - 1):+6.2f} %")
+        assert result < most * complete
         if kind == "auto":
             assert {part.kind for part in model.modules() if isinstance(part, Quantized)} <= real.types

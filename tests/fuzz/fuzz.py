@@ -60,8 +60,8 @@ def changed_value(rng: random.Random, data: bytes) -> bytes:
     if kind < 0.6:
         container[key] = "<junk>"
     elif kind < 0.8:
-        other, place = rng.choice([*places(content)])
-        container[key] = json.loads(json.dumps(other[place]))
+        other, path = rng.choice([*places(content)])
+        container[key] = json.loads(json.dumps(other[path]))
     elif isinstance(container, dict):
         container[rng.choice([*NAMES, *container])] = container.pop(key)
     else:

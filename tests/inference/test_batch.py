@@ -133,8 +133,8 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
         assert isinstance(batch.runner, NativeRunner)
         keys = []
         for number in numbers:
-            ids, more = rows[number]
-            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **more))
+            ids, new_ids = rows[number]
+            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **new_ids))
         result: dict[int, list[tuple]] = {}
         while len(batch):
             for event in batch.advance():
@@ -397,12 +397,12 @@ def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
                 generator=torch.Generator().manual_seed(2))  # fmt: skip
     result = run(batch)
     assert [event.id for event in result[other]] == alone
-    [bound] = [events for row, events in result.items() if row != other]
-    assert [event.id for event in bound] == matcher.taken
-    assert [event.end for event in bound] == [None, None, None, "stop"]
+    [constrained] = [events for row, events in result.items() if row != other]
+    assert [event.id for event in constrained] == matcher.taken
+    assert [event.end for event in constrained] == [None, None, None, "stop"]
     assert all(id % 2 and id < 20 for id in matcher.taken)
     ids = [1, 3, 1, 3, 1, *matcher.taken]
-    assert torch.equal(torch.tensor([event.logprob for event in bound]), score(model, [ids])[0][4:])
+    assert torch.equal(torch.tensor([event.logprob for event in constrained]), score(model, [ids])[0][4:])
 
 
 def test_rows_that_do_not_fit_are_rejected() -> None:
@@ -412,9 +412,9 @@ def test_rows_that_do_not_fit_are_rejected() -> None:
     for ids, budget in (([], 5), ([1], 0)):
         with pytest.raises(ValueError, match="needs a prompt of at least one token"):
             batch.admit(ids, budget)
-    for ids, given in (([V], ()), ([1, -1], ()), ([1], [2, V])):
+    for ids, targets in (([V], ()), ([1, -1], ()), ([1], [2, V])):
         with pytest.raises(ValueError, match=f"token IDs must be between 0 and {V - 1}"):
-            batch.admit(ids, 1, targets=given)
+            batch.admit(ids, 1, targets=targets)
     batch.admit([1], 29)
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):

@@ -65,13 +65,13 @@ def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, ki
     texts = some_ids(model, 40, rows=5)
     expected = [read(model, text, [1]) for text in texts]
     assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
-    cache, runner, place = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
-    while place < 40:
-        size = min(1 + place % 7, 40 - place)
-        rows = {row: text[place : place + size] for row, text in enumerate(texts)}
+    cache, runner, position = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
+    while position < 40:
+        size = min(1 + position % 7, 40 - position)
+        rows = {row: text[position : position + size] for row, text in enumerate(texts)}
         actual = runner.forward(rows, cache, every=True, exact=True)
-        assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
-        place += size
+        assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+        position += size
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
         ids = some_ids(model, 145)
         expected = forward(copy.deepcopy(model).float(), ids)
         runner, cache = NativeRunner(model), new_cache(model)
-        parts = [runner.forward({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
+        parts = [runner.forward({0: ids[position : position + size]}, cache, every=True).clone() for position, size in
                  ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
         assert_close(torch.cat(parts), expected, TOLERANCE if dtype == "float32" else 0.1)
         if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
@@ -176,11 +176,11 @@ def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
         read(model, [3], [1], exact)
         read(model, [3], [1], rounded)
-        for kept, expected in zip(
+        for cached, expected in zip(
             rounded.layers[0], exact.layers[0], strict=True
         ):  # later layers have read rounded ones
-            assert kept.dtype == dtype
-            assert torch.equal(kept, expected.to(dtype))
+            assert cached.dtype == dtype
+            assert torch.equal(cached, expected.to(dtype))
 
 
 # --- Equal bits
@@ -203,12 +203,12 @@ def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> N
         assert torch.equal(read(model, texts[0], [*[1] * 20, 60]), expected[0])
         assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
         cache, runner = new_cache(model, 5), NativeRunner(model)
-        place = 0
-        while place < 80:
-            size = min(1 + place % 7, 80 - place)
-            actual = extend(runner, [text[place : place + size] for text in texts], cache)
-            assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
-            place += size
+        position = 0
+        while position < 80:
+            size = min(1 + position % 7, 80 - position)
+            actual = extend(runner, [text[position : position + size] for text in texts], cache)
+            assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+            position += size
 
 
 @pytest.mark.parametrize(

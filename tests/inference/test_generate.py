@@ -99,9 +99,9 @@ def test_rows_that_end_early_do_not_change_other_rows(model) -> None:
     plain = generate(model, PROMPTS, 30, seed=11)
     end = plain[0][4]
     ended = generate(model, PROMPTS, 30, seed=11, eos_id=end)
-    for whole, short in zip(plain, ended, strict=True):
-        length = whole.index(end) + 1 if end in whole else len(whole)
-        assert short == whole[:length]  # the end is its last id
+    for full, short in zip(plain, ended, strict=True):
+        length = full.index(end) + 1 if end in full else len(full)
+        assert short == full[:length]  # the end is its last id
     assert len(ended[0]) <= 5
 
 
@@ -249,13 +249,15 @@ def test_scores_are_log_probabilities(model) -> None:
 
 def test_batched_scores_match_single_scores(model) -> None:
     """In any order, short ones several at a time; `progress` hears of every id once."""
-    prompts = [[(7 * row + place) % V for place in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)]
-    heard = []
-    together = score(model, prompts, progress=lambda *counts: heard.append(counts))
+    prompts = [
+        [(7 * row + position) % V for position in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)
+    ]
+    recorded = []
+    together = score(model, prompts, progress=lambda *counts: recorded.append(counts))
     total = sum(len(prompt) - 1 for prompt in prompts)
-    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
-    assert heard[-1] == (total, total)
-    assert {of for _, of in heard} == {total}
+    assert [done for done, _ in recorded] == sorted({done for done, _ in recorded})
+    assert recorded[-1] == (total, total)
+    assert {of for _, of in recorded} == {total}
     for prompt, scores in zip(prompts, together, strict=True):
         alone = score(model, [prompt])[0]
         if isinstance(runner_of(model), NativeRunner):
@@ -410,9 +412,11 @@ def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
 def test_numpy_numbers_are_accepted(model) -> None:
     settings = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "repetition_penalty": 1.5, "seed": 3, "eos_id": 7}
     expected = generate(model, [[1, 2]], 9, **settings)
-    theirs = {name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()}
+    numpy_settings = {
+        name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()
+    }
     for prompts in (np.array([[1, 2]]), np.array([[1.0, 2.0]]), [torch.tensor([1, 2])]):
-        assert generate(model, prompts, np.int64(9), **theirs) == expected
+        assert generate(model, prompts, np.int64(9), **numpy_settings) == expected
     assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == expected
 
 
@@ -431,13 +435,13 @@ def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> Non
 def test_a_model_of_transformers_is_named() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
+    reference_model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
     with pytest.raises(
         ValueError, match=r"not GPT2LMHeadModel of transformers: .* load it with from_pretrained\(folder\)"
     ):
-        generate(theirs, [[1]])
+        generate(reference_model, [[1]])
     with pytest.raises(ValueError, match="GPT2LMHeadModel of transformers"):
-        save_pretrained(theirs, "never")
+        save_pretrained(reference_model, "never")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])

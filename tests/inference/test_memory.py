@@ -43,11 +43,11 @@ VERIFY_AND_LOAD = """
 from minhub_py.inspection import inspect, verify
 for check in (inspect, verify):
     assert not check(sys.argv[1]).get("problems")
-tell()
+report()
 model = from_pretrained(sys.argv[1])
 with torch.inference_mode():
     model(torch.arange(8).unsqueeze(0))
-tell()
+report()
 """
 
 
@@ -101,7 +101,7 @@ CONVERT = """
 for source, out, to, dtype in zip(*[iter(sys.argv[1:])] * 4):
     dtype = getattr(torch, dtype, None)
     convert(Checkpoint(Path(source)), Path(out), to=to, dtype=dtype, max_shard_size=90_000_000)
-    tell()
+    report()
 """
 
 

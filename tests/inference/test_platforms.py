@@ -39,9 +39,9 @@ def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> Non
         assert result.stdout.startswith(f"{kernel} kernels: 3 passed, 0 failed")
     length = 45 + 45 + 47 + 6  # ids, as `record` reads them
     equals, logits = 24 * length, 4 * 61 * length
-    for place in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
+    for position in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
         damaged = bytearray(cases[0])
-        damaged[place] ^= 0x41
+        damaged[position] ^= 0x41
         file.write_bytes(damaged)
         result = subprocess.run([replay, LIBRARY, file], capture_output=True, text=True, check=False)
         assert (result.returncode, "0 passed, 1 failed" in result.stdout) == (1, True)

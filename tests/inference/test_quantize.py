@@ -120,10 +120,10 @@ def test_nf4_codes_have_the_documented_order() -> None:
 def test_zeros_and_lone_weights(kind) -> None:
     for columns in (1, 31, 130):
         assert not unpack(*pack(torch.zeros(3, columns), kind), columns).any()
-        for place in (0, columns // 2, columns - 1):
+        for position in (0, columns // 2, columns - 1):
             for value in (1e-20, -3.7, 1e20):
                 weight = torch.zeros(3, columns)
-                weight[1, place] = value
+                weight[1, position] = value
                 result = unpack(*pack(weight, kind), columns)
                 assert torch.allclose(result, weight, rtol=2e-7, atol=0)
 
@@ -166,8 +166,8 @@ def dequantized(model):
                 sizes = layer.weight_hh_l0.shape[1], layer.weight_ih_l0.shape[1]
                 module = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
                 for path, parameter in module.named_parameters():
-                    kept = getattr(layer, path)
-                    parameter.data = (kept.weight if isinstance(kept, Quantized) else kept).detach().float()
+                    stored = getattr(layer, path)
+                    parameter.data = (stored.weight if isinstance(stored, Quantized) else stored).detach().float()
             elif isinstance(layer, QuantizedEmbedding):
                 module = nn.Embedding.from_pretrained(layer.weight.float())
             elif isinstance(layer, QuantizedLinear):
@@ -327,8 +327,8 @@ def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
     other = nn.LSTM(10, 37, layers, batch_first=True)
     for path, parameter in other.named_parameters():
-        kept = getattr(layer, path)
-        parameter.data = kept.weight if isinstance(kept, Quantized) else kept.data
+        stored = getattr(layer, path)
+        parameter.data = stored.weight if isinstance(stored, Quantized) else stored.data
     x, state = torch.randn(3, 6, 10), (torch.randn(layers, 3, 37), torch.randn(layers, 3, 37))
     with torch.no_grad():
         for start in (None, state):
@@ -353,8 +353,8 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
-    whole = new(family)
-    minhub_py.save_pretrained(whole, tmp_path)
+    complete = new(family)
+    minhub_py.save_pretrained(complete, tmp_path)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
     assert not model.training
     expected = new(family, kind)
@@ -384,9 +384,9 @@ def test_what_a_quantized_model_is_smaller_by() -> None:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     sizes = {"vocab_size": 64, "n_positions": 2, "n_embd": 256, "n_head": 2}
-    whole, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
-    assert eight < 0.27 * whole
-    assert four < 0.18 * whole
+    complete, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
+    assert eight < 0.27 * complete
+    assert four < 0.18 * complete
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -107,8 +107,8 @@ def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     tokenizer = characters([chr(40 + i) for i in range(61)])
     complete = generate(model, PROMPTS, 90, temperature=0)
     texts = [tokenizer.decode(row) for row in complete]
-    for place in range(0, 80, 3):
-        stop = texts[0][place : place + 4]
+    for position in range(0, 80, 3):
+        stop = texts[0][position : position + 4]
         expected = [
             row[: text.index(stop) + 4] if stop in text else row for row, text in zip(complete, texts, strict=True)
         ]
@@ -255,10 +255,10 @@ def test_the_length_follows_the_accepted_drafts() -> None:
 def test_a_text_that_grows_is_looked_through_once() -> None:
     torch.manual_seed(0)
     text = some_ids(new("gpt2"), 2000)
-    whole, grown = PromptLookup(3), PromptLookup(3)
+    complete, grown = PromptLookup(3), PromptLookup(3)
     for end in range(1, 2000, 7):
         assert grown(text[:end], 3) == expected_draft(text[:end], grown.length)
-    assert whole(text, 3) == grown(text, 3)
+    assert complete(text, 3) == grown(text, 3)
     assert len(grown.after) <= 2 * 2000
 
 

@@ -318,7 +318,7 @@ def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> No
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert rows[1] is None
     assert torch.allclose(torch.tensor(rows[::2]), vectors, atol=1e-6)
-    cells = [[row[f"embedding_{place}"] for place in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
+    cells = [[row[f"embedding_{position}"] for position in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
     assert cells[1] == [""] * 16
     assert torch.equal(torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2]))
     lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]

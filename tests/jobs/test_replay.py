@@ -101,9 +101,14 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     assert [entry["name"] for entry in statement["subject"]] == ["out.csv"]
     definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
-    given = definition["externalParameters"]
-    assert (given["task"], given["model"], given["files"], given["column"]) == ("score", "./model", ["in.csv"], "text")
-    assert given["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
+    parameters = definition["externalParameters"]
+    assert (parameters["task"], parameters["model"], parameters["files"], parameters["column"]) == (
+        "score",
+        "./model",
+        ["in.csv"],
+        "text",
+    )
+    assert parameters["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
     [computed] = definition["internalParameters"]["computed"]
     assert computed["runner"] == "decoder in C"
     assert computed["dtype"] == "float32"

@@ -39,7 +39,7 @@ GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradient
 def test_logits_match_transformers(load, name: str) -> None:
     """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
     reference, model, _ = load(name)
-    reach = max(8 if isinstance(kept, State) else kept.window or 0 for kept in model.cache_layout())
+    reach = max(8 if isinstance(layout, State) else layout.window or 0 for layout in model.cache_layout())
     single = min(reach, 20) + 4
     for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
         ids = ids_of(rows)
@@ -120,12 +120,12 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
         assert torch.equal(actual[key], tensor), key
     ids = ids_of(1)
     if name in FEW or name in GRADIENTS or settings_in(tmp_path) != settings_in(folder):
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-        assert type(theirs) is type(reference)
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert type(reference_model) is type(reference)
         for key, tensor in reference.state_dict().items():
-            assert torch.equal(theirs.state_dict()[key], tensor), key
+            assert torch.equal(reference_model.state_dict()[key], tensor), key
         with torch.no_grad():
-            assert_close(theirs(ids).logits, reference(ids).logits, 2e-6)
+            assert_close(reference_model(ids).logits, reference(ids).logits, 2e-6)
     again = minhub_py.from_pretrained(tmp_path, device="cpu")
     for key, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[key], tensor), key
@@ -271,14 +271,14 @@ def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -
     result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
     assert_close(result, model(torch.tensor([ids]))[0])
     cache = runner.new_cache(1, LENGTH)
-    places = pairwise((0, 13, 14, 15, LENGTH))
-    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
+    positions = pairwise((0, 13, 14, 15, LENGTH))
+    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in positions]
     assert torch.equal(torch.cat(pieces), result)
     cache = runner.new_cache(3, LENGTH)
     first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
     assert torch.equal(first, result[[4, 39, 1]])
-    more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-    assert torch.equal(more, result[[5, 40, 41, 42, 43, 2, 3]])
+    further = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+    assert torch.equal(further, result[[5, 40, 41, 42, 43, 2, 3]])
 
 
 PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]

@@ -150,8 +150,8 @@ def test_scores_equal_transformers(pair: tuple[Any, Any, Path]) -> None:
 def test_gradients_equal_transformers(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:
     reference, model, _ = pair
     ids, mask = rows_of()
-    for each, scores in ((model, model(ids, mask)), (reference, reference(ids, attention_mask=mask).logits)):
-        each.zero_grad()
+    for network, scores in ((model, model(ids, mask)), (reference, reference(ids, attention_mask=mask).logits)):
+        network.zero_grad()
         torch.nn.functional.cross_entropy(scores, torch.arange(3)).backward()
     head, expected = model.head.out.weight.grad, reference.score.weight.grad
     assert_close(head, expected)

@@ -172,11 +172,11 @@ def test_causal_and_bidirectional_attention_are_supported_or_rejected_by_name(na
     entry = ENTRIES[name]
     Config, is_encoder = entry.architecture.Config, entry.architecture.is_encoder
     for model_type in entry.model_types:
-        known = {"model_type": model_type, "is_causal": not is_encoder}
+        expected_settings = {"model_type": model_type, "is_causal": not is_encoder}
         rest = {"is_encoder_decoder": True} if name == "t5" else {}
-        assert read(Config, {**known, **rest}) == read(Config, {"model_type": model_type, **rest})
+        assert read(Config, {**expected_settings, **rest}) == read(Config, {"model_type": model_type, **rest})
         with pytest.raises(ValueError, match=f"sets is_causal to {is_encoder}"):
-            read(Config, {**known, **rest, "is_causal": is_encoder})
+            read(Config, {**expected_settings, **rest, "is_causal": is_encoder})
         if model_type != "gemma3_text":
             with pytest.raises(ValueError, match="use_bidirectional_attention"):
                 read(Config, {"model_type": model_type, **rest, "use_bidirectional_attention": True})

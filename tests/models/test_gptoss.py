@@ -84,9 +84,9 @@ def test_logits_match_transformers(packed) -> None:
 
 def test_weights_of_experts_are_transformers_own(packed) -> None:
     reference, model, _ = packed
-    for ours, theirs in zip(model.layers, reference.model.layers, strict=True):
+    for ours, reference_layer in zip(model.layers, reference.model.layers, strict=True):
         for name in ("gate_up_proj", "down_proj"):
-            weight = getattr(theirs.mlp.experts, name)
+            weight = getattr(reference_layer.mlp.experts, name)
             for number in range(SMALL["num_local_experts"]):
                 assert torch.equal(getattr(ours.mlp.experts, name).expert(number, torch.float32), weight[number])
 
@@ -237,8 +237,8 @@ def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(smaller)) is NativeRunner
-    for mine, other in zip(experts_of(smaller), experts_of(model), strict=True):
-        assert torch.equal(mine.blocks, other.blocks)
+    for ours, other in zip(experts_of(smaller), experts_of(model), strict=True):
+        assert torch.equal(ours.blocks, other.blocks)
     ids = ids_of(1)
     with torch.no_grad():
         expected, actual = reference(ids).logits, smaller(ids)
@@ -289,7 +289,7 @@ runner = runner_of(model)
 ids = json.loads(sys.argv[2])
 logits = runner.forward({0: ids}, runner.new_cache(1, 256), every=True).clone()
 torch.save(logits, sys.argv[3])
-tell()
+report()
 """
 
 

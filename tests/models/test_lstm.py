@@ -101,8 +101,8 @@ def test_war_and_peace_sizes_are_read_from_the_tensors(war_and_peace):
 def test_a_state_dict_alone_is_a_model(names, tmp_path):
     """model.pt as training scripts save it, without a config.json: the tensors tell the sizes."""
     model, weights = new_model("two-layers")
-    theirs = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
-    state = {re.sub(r"^\w+\.", lambda result: theirs[result[0]], name): tensor for name, tensor in weights.items()}
+    hub_names = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
+    state = {re.sub(r"^\w+\.", lambda result: hub_names[result[0]], name): tensor for name, tensor in weights.items()}
     torch.save({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "model.pt")
 
     result = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
@@ -179,11 +179,11 @@ def assert_close(actual, expected, tolerance=5e-5):
 @torch.no_grad()
 def read(model, ids, sizes, cache):
     """The logits of all of `ids` (B, T), read through the cache in pieces of `sizes`."""
-    parts, place = [], 0
+    parts, position = [], 0
     for size in cycle(sizes):
-        parts.append(model(ids[:, place : place + size], cache))
-        place += size
-        if place >= ids.shape[1]:
+        parts.append(model(ids[:, position : position + size], cache))
+        position += size
+        if position >= ids.shape[1]:
             return torch.cat(parts, dim=1)
 
 

@@ -124,11 +124,11 @@ def first(error):
 @torch.no_grad()
 def read(model, ids, sizes, cache):
     """The logits of all of `ids` (B, T), read through the cache in pieces of `sizes`."""
-    parts, place = [], 0
+    parts, position = [], 0
     for size in cycle(sizes):
-        parts.append(model(ids[:, place : place + size], cache))
-        place += size
-        if place >= ids.shape[1]:
+        parts.append(model(ids[:, position : position + size], cache))
+        position += size
+        if position >= ids.shape[1]:
             return torch.cat(parts, dim=1)
 
 
@@ -350,11 +350,11 @@ def test_saved_settings_are_those_of_the_original(load, name, tmp_path):
     assert {key: actual[key] for key in shared} == {key: expected[key] for key in shared}
     assert shared >= {*CASES[name], "model_type", "architectures"}
     # What transformers makes of it, with its defaults for settings that are its own alone.
-    ours, theirs = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
-    for settings in (ours, theirs):
+    ours, reference_model = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
+    for settings in (ours, reference_model):
         for key in ("_name_or_path", "dtype", "transformers_version"):
             settings.pop(key, None)
-    assert ours == theirs
+    assert ours == reference_model
 
 
 def with_masks(state, family, dtype):
@@ -464,9 +464,9 @@ def test_models_compiled_by_dynamo_match(load, name):
         cache = model.new_cache(3, 37)
         assert_close(read(fast, ids[:, :9], [9], cache), expected[:, :9])
         go_on(fast, cache, ids, expected, [9, 9, 9], 2, [1])
-        known = len(graphs)
+        count = len(graphs)
         go_on(fast, cache, ids, expected, [11, 11, 11], 6, [1])
-        assert len(graphs) == known, "compiled anew for each token"
+        assert len(graphs) == count, "compiled anew for each token"
         go_on(fast, cache, ids, expected, [17, 17, 17], 4, [4])
         cache.set_row(1, filled(model, ids[1, :2], 37, [2]))
         go_on(fast, cache, ids, expected, [21, 2, 21], 5, [4, 1])

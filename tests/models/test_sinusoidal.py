@@ -113,11 +113,11 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
         assert expected.abs().max() > 3
         assert_close(model(ids), expected)
         for pieces in ([1], [3, 1, 11, 1, 2]):
-            cache, logits, place = model.new_cache(rows, LENGTH), [], 0
+            cache, logits, position = model.new_cache(rows, LENGTH), [], 0
             for size in cycle(pieces):
-                logits.append(model(ids[:, place : place + size], cache))
-                place += size
-                if place >= LENGTH:
+                logits.append(model(ids[:, position : position + size], cache))
+                position += size
+                if position >= LENGTH:
                     break
             assert_close(torch.cat(logits, dim=1), expected)
 

@@ -120,12 +120,12 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
     """The logits of a text that is read in pieces, their sizes again and again until its end."""
     logits: list[torch.Tensor] = []
-    place = 0
+    position = 0
     for size in cycle(pieces):
-        if place >= ids.size(1):
+        if position >= ids.size(1):
             break
-        logits.append(model(None if logits else source, ids[:, place : place + size], cache))
-        place += size
+        logits.append(model(None if logits else source, ids[:, position : position + size], cache))
+        position += size
     return torch.cat(logits, dim=1)
 
 
@@ -320,9 +320,9 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     with torch.no_grad():
         expected = wanted_of(reference, source, ids)
         for saved in ("saved", "hub"):
-            theirs = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
-            assert theirs.config.decoder_start_token_id == reference.config.decoder_start_token_id
-            assert torch.equal(wanted_of(theirs, source, ids), expected)
+            reference_model = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
+            assert reference_model.config.decoder_start_token_id == reference.config.decoder_start_token_id
+            assert torch.equal(wanted_of(reference_model, source, ids), expected)
         for saved in ("saved", "native", "hub"):
             assert verify(str(tmp_path / saved))["problems"] == []
             again = minhub_py.from_pretrained(tmp_path / saved, device="cpu")
@@ -409,9 +409,9 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
             runner.encode(text, cache, row)
         first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
         assert torch.equal(first[[0, 2]], result[[4, 1]])
-        more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-        assert torch.equal(more[[0, 5, 6]], result[[5, 2, 3]])
-        assert_close(more[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
+        further = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+        assert torch.equal(further[[0, 5, 6]], result[[5, 2, 3]])
+        assert_close(further[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
     finally:
         library().choose(None)
 
@@ -448,11 +448,11 @@ def test_texts_match_without_native_code(load) -> None:
     _, model, folder = load("gated")
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
     slow = minhub_py.from_pretrained(folder, device="cpu")
-    heard = []
-    slow.encoder.norm.register_forward_hook(lambda module, args, result: heard.append(result.size(1)))
+    recorded = []
+    slow.encoder.norm.register_forward_hook(lambda module, args, result: recorded.append(result.size(1)))
     assert type(runner_of(slow)) is TorchRunner
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
-    assert heard == [3, 30]
+    assert recorded == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
     for actual, expected in zip(
         *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)), strict=True
@@ -469,9 +469,9 @@ def test_texts_match_without_native_code(load) -> None:
 def test_targets_of_a_decoder_alone() -> None:
     """The same log-probabilities as those of the whole text, from the target on."""
     model = minhub_py.from_pretrained("minhub/shakespeare-gpt2", device="cpu")
-    [whole] = minhub_py.score(model, [list(range(20))])
+    [complete] = minhub_py.score(model, [list(range(20))])
     [result] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
-    torch.testing.assert_close(result, whole[11:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, complete[11:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -503,9 +503,9 @@ def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     [expected] = minhub_py.generate(model, [ids], 20, temperature=0)
     assert {*expected} - {*tokenizer.get_vocab().values()}
     command = ["generate", folder, prompt, "-n", "20", "--temperature", "0"]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0
-    assert done.stdout == tokenizer.decode(expected) + "\n"
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0
+    assert result.stdout == tokenizer.decode(expected) + "\n"
     report = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert (report["ids"], report["text"]) == (expected, tokenizer.decode(expected))
     (with_tokenizer / "text.txt").write_text("the house")
@@ -540,7 +540,7 @@ def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     scored = methods_of_text.score(session, model, prompts, None, ["house", "a"]).columns
     targets = [tokenizer.encode(target).ids for target in ("house", "a")]
     assert scored["id"].tolist() == [id for ids in targets for id in ids]
-    assert scored["position"].tolist() == [place for ids in targets for place in range(1, len(ids) + 1)]
+    assert scored["position"].tolist() == [position for ids in targets for position in range(1, len(ids) + 1)]
     torch.testing.assert_close(
         torch.tensor(scored["logprob"]), torch.cat(minhub_py.score(module, rows, targets=targets))
     )

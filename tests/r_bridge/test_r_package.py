@@ -35,13 +35,13 @@ def run_r_tests(
     if way == "worker":  # the other way round, with a Python that only the last resort of many names
         files = files[::-1]
         named = {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python(), **named}
-    done = subprocess.run(
+    result = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
         capture_output=True, check=False, timeout=timeout,
     )  # fmt: skip
-    said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
-    assert done.returncode == 0, said[-5000:]
+    said = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
+    assert result.returncode == 0, said[-5000:]
     results: dict[str, list[tuple[str, str, str]]] = {}
     for line in said.splitlines():
         if line.startswith("minhub-result\t"):
@@ -87,12 +87,12 @@ def with_r_torch(library: Path) -> str:
     """R_LIBS of the package as it is now and of the user's own libraries, one of which has R torch."""
     libraries = os.pathsep.join([str(library), *filter(None, [os.environ.get("R_LIBS")])])
     code = "cat(as.numeric(torch::torch_tensor(41) + 1))"
-    done = subprocess.run(
+    result = subprocess.run(
         [str(RSCRIPT), "--no-init-file", "-e", code],
         env=environment(library, R_LIBS=libraries), capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    if done.stdout != "42":
-        pytest.exit(NEEDS_R_TORCH + " ".join(done.stderr.split())[:300], returncode=1)
+    if result.stdout != "42":
+        pytest.exit(NEEDS_R_TORCH + " ".join(result.stderr.split())[:300], returncode=1)
     return libraries
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token ids."""
+"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token IDs."""
 
 import json
 from itertools import cycle
@@ -30,13 +30,13 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 
 @torch.no_grad()
 def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text that is read in pieces, their sizes again and again until its end."""
-    logits, place = [], 0
+    """The logits of a text in chunks of `sizes`, which are repeated until its end."""
+    logits, position = [], 0
     for size in cycle(pieces):
-        if place >= ids.size(1):
+        if position >= ids.size(1):
             return torch.cat(logits, dim=1)
-        logits.append(model(ids[:, place : place + size], cache))
-        place += size
+        logits.append(model(ids[:, position : position + size], cache))
+        position += size
     raise AssertionError
 
 

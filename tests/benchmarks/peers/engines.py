@@ -106,10 +106,10 @@ class Transformers(Streamer):
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        made = self.model.generate(
+        generated = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, **options
         )
-        return made[:, width:].tolist()
+        return generated[:, width:].tolist()
 
     def stream(self, prompt: Ids, new: int, on_id: Callable[[], None]) -> None:
         """Generate from one prompt, and call `on_id` for each new id."""
@@ -196,34 +196,34 @@ class LlamaCpp(Generator):
         longest = max(map(len, prompts)) + new
         context = self.context(len(prompts), 256 * math.ceil(longest / 256))  # llama.cpp rounds to 256 anyway
         self.api.llama_memory_clear(self.api.llama_get_memory(context), False)  # without zeros, which take time
-        made: list[Ids] = [[] for _ in prompts]
+        generated: list[Ids] = [[] for _ in prompts]
         for step in range(new):
-            rows = [ids[-1:] for ids in made] if step else prompts
+            rows = [ids[-1:] for ids in generated] if step else prompts
             starts = [len(prompt) + step - 1 if step else 0 for prompt in prompts]
-            for ids, logits in zip(made, self.logits(context, rows, starts), strict=True):
+            for ids, logits in zip(generated, self.logits(context, rows, starts), strict=True):
                 ids.append(int(logits.argmax()))
-        return made
+        return generated
 
     def logits(self, context: Any, rows: list[Ids], starts: list[int]) -> list[Any]:
         """Read ids of each row, from its position `starts`. Returns the logits after the last, each an array (V,)."""
         count = sum(map(len, rows))
         batch = self.api.llama_batch_init(count, 0, 1)
         batch.n_tokens = count
-        places = iter(range(count))
+        positions = iter(range(count))
         lasts = []
         for row, (ids, start) in enumerate(zip(rows, starts, strict=True)):
             for position, id in enumerate(ids, start):
-                place = next(places)
-                batch.token[place], batch.pos[place], batch.logits[place] = id, position, False
-                batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
-            batch.logits[place] = True
-            lasts.append(place)
+                index = next(positions)
+                batch.token[index], batch.pos[index], batch.logits[index] = id, position, False
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
+            batch.logits[index] = True
+            lasts.append(index)
         status = self.api.llama_decode(context, batch)
         self.api.llama_batch_free(batch)
         if status:
             raise RuntimeError(f"llama_decode ended with status {status}")
-        found = (self.api.llama_get_logits_ith(context, place) for place in lasts)
-        return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in found]
+        results = (self.api.llama_get_logits_ith(context, index) for index in lasts)
+        return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in results]
 
     def bytes_per_token(self) -> int:
         """Bytes of weights in the file, all of which are read for one token if the head is tied."""
@@ -260,7 +260,7 @@ class OpenVINO(Generator):
         ids = np.array([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # (B, T), then (B, 1)
         mask = np.array([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # of all positions
         self.request.reset_state()
-        made = []
+        generated = []
         while True:
             inputs = {
                 "input_ids": ids, "attention_mask": mask,
@@ -269,9 +269,9 @@ class OpenVINO(Generator):
             }  # fmt: skip
             self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
             ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
-            made.append(ids)
-            if len(made) == new:
-                return np.concatenate(made, axis=1).tolist()
+            generated.append(ids)
+            if len(generated) == new:
+                return np.concatenate(generated, axis=1).tolist()
             mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
 
     def bytes_per_token(self) -> int:
@@ -348,9 +348,9 @@ class Converter:
             gguf_writer.write(Path(folder), Path(out))
             return
         with tempfile.TemporaryDirectory() as scratch:
-            whole = Path(scratch) / "f32.gguf"
-            gguf_writer.write(Path(folder), whole)
-            gguf_writer.quantize(whole, Path(out), weights, self.threads)
+            complete = Path(scratch) / "f32.gguf"
+            gguf_writer.write(Path(folder), complete)
+            gguf_writer.quantize(complete, Path(out), weights, self.threads)
 
     def openvino(self, folder: str, out: str, weights: str) -> None:
         """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.
@@ -360,10 +360,10 @@ class Converter:
         """
         import openvino
 
-        whole = Path(out).with_name(f"{Path(folder).name}.xml")
-        if not whole.exists():
-            openvino.save_model(export(folder), whole, compress_to_fp16=False)
-        model = openvino.Core().read_model(whole)
+        complete = Path(out).with_name(f"{Path(folder).name}.xml")
+        if not complete.exists():
+            openvino.save_model(export(folder), complete, compress_to_fp16=False)
+        model = openvino.Core().read_model(complete)
         if weights.startswith("int"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
@@ -462,13 +462,13 @@ class PlainLSTM(Generator):
         results = []
         with torch.inference_mode():
             for prompt in prompts:
-                made: Ids = []
+                generated: Ids = []
                 x, state = self.lstm(self.embedding(torch.tensor([prompt])))
                 for _ in range(new):
-                    made.append(int(self.head(x[:, -1]).argmax()))
-                    if len(made) < new:
-                        x, state = self.lstm(self.embedding(torch.tensor([[made[-1]]])), state)
-                results.append(made)
+                    generated.append(int(self.head(x[:, -1]).argmax()))
+                    if len(generated) < new:
+                        x, state = self.lstm(self.embedding(torch.tensor([[generated[-1]]])), state)
+                results.append(generated)
         return results
 
 
@@ -536,11 +536,11 @@ class Quality:
         [scores] = score(model, [self.ids])
         likeliest: Ids = []
         with torch.inference_mode():
-            for place in range(0, len(self.ids), context):
-                piece = torch.tensor([self.ids[place : place + context]])
+            for position in range(0, len(self.ids), context):
+                piece = torch.tensor([self.ids[position : position + context]])
                 likeliest += model(piece)[0].argmax(dim=-1).tolist()
         hop = (len(self.ids) - 32) // prompts
-        texts = [self.ids[place : place + 32] for place in range(0, hop * prompts, hop)]
+        texts = [self.ids[position : position + 32] for position in range(0, hop * prompts, hop)]
         written = generate(model, texts, new, temperature=0, eos_id=None)
         perplexity = math.exp(-scores.double().mean().item())
         return {"perplexity": perplexity, "likeliest": likeliest, "written": written}

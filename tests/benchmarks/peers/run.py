@@ -105,8 +105,8 @@ class Peer:
         if self.python is None:
             return None
         code = "import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))"
-        found = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
-        return found.stdout.strip() or None
+        result = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
+        return result.stdout.strip() or None
 
     def runner(self, kind: str) -> Runner:
         """The runner with as many bits as our `kind` of weights."""
@@ -225,20 +225,20 @@ class Bench:
 
     def subject(self, family: str, scale: float = WILD) -> Subject:
         """The model for a case about `family`: --model, or random weights. LeftOutError: --model has another family."""
-        given = self.settings.model
-        key = given or f"{family}-{scale:g}"
+        requested = self.settings.model
+        key = requested or f"{family}-{scale:g}"
         if key not in self._subjects:
-            folder = hub.fetch(given) if given else self._random(family, scale, self.scratch / key)
-            self._subjects[key] = look(given or f"random {family}", folder)
-        found = self._subjects[key]
-        if given and found.family != family:
-            raise LeftOutError(f"it measures {family}, but {given} is {found.family}")
-        return found
+            folder = hub.fetch(requested) if requested else self._random(family, scale, self.scratch / key)
+            self._subjects[key] = look(requested or f"random {family}", folder)
+        results = self._subjects[key]
+        if requested and results.family != family:
+            raise LeftOutError(f"it measures {family}, but {requested} is {results.family}")
+        return results
 
     def text_model(self, scale: float = WILD) -> Subject:
         """The model for a case about any family: --model, or random weights of GPT-2's size."""
-        given = self.settings.model
-        return self.subject(look(given, hub.fetch(given)).family if given else "gpt2", scale)
+        requested = self.settings.model
+        return self.subject(look(requested, hub.fetch(requested)).family if requested else "gpt2", scale)
 
     def _random(self, family: str, scale: float, folder: Path) -> Path:
         with self.worker("Converter") as writer:
@@ -296,9 +296,9 @@ class Bench:
 
     def ours(self, *weights: str) -> list[Runner]:
         """Runners of this package for these kinds of weights, in each way to compute with them, or for all kinds."""
-        found = {name: options for name, options in variants().items()
+        results = {name: options for name, options in variants().items()
                  if not weights or name.partition("-")[0] in weights}  # fmt: skip
-        return [Runner("minhub_py", name, "Minhub", options) for name, options in found.items()]
+        return [Runner("minhub_py", name, "Minhub", options) for name, options in results.items()]
 
     def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
         """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
@@ -313,10 +313,8 @@ class Bench:
             if subject.family == "lstm" or (peer.families and subject.family not in peer.families):
                 continue
             if peer.python is None:
-                given = os.environ.get(peer.variable) if peer.variable else None
-                reason = (
-                    f"{peer.variable} names no program: {given}" if given else f"it is not installed: {peer.install}"
-                )
+                path = os.environ.get(peer.variable) if peer.variable else None
+                reason = f"{peer.variable} names no program: {path}" if path else f"it is not installed: {peer.install}"
                 self.leave_out(f"{peer.library} is left out because {reason}")
                 continue
             runners += [peer.runner(kind) for kind in peer.weights if kind.partition("-")[0] in weights]
@@ -328,30 +326,30 @@ class Bench:
 
     def ours_on_files(self, peers: Sequence[Runner]) -> list[Runner]:
         """Runners of this package on the files of llama.cpp in 8 and 4 bits, as they lie there."""
-        found = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
-        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in found]
+        results = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
+        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in results]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
         results: dict[Any, list[Any]] = {name: [] for name in steps}
         rounds = self.settings.repeats + 1
         with progress_bar(what, "steps") as update:
-            for done in range(rounds):
-                for place, (name, step) in enumerate(steps.items()):
-                    update(done * len(steps) + place, rounds * len(steps))
+            for count in range(rounds):
+                for position, (name, step) in enumerate(steps.items()):
+                    update(count * len(steps) + position, rounds * len(steps))
                     results[name].append(step())
-        return {name: found[1:] for name, found in results.items()}
+        return {name: result[1:] for name, result in results.items()}
 
     def fresh(self, code: str, *arguments: str) -> dict[str, float]:
         """Run code in a new process, and return the JSON in its last line of output."""
         command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment(self.settings.threads)
         )
-        if done.returncode:
-            raise RuntimeError(f"a process ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        if result.returncode:
+            raise RuntimeError(f"a process ended with status {result.returncode}: {result.stderr.strip()[-300:]}")
+        results: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+        return results
 
 
 def variants() -> dict[str, dict[str, str]]:
@@ -361,11 +359,11 @@ def variants() -> dict[str, dict[str, str]]:
     """
     from minhub_py.inference.quantize import KINDS
 
-    found = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
+    results = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
     for kind in KINDS:
-        found[kind] = {"dtype": "float32", "quantize": kind}
-        found[f"{kind}-bfloat16"] = {"dtype": "bfloat16", "quantize": kind}
-    return found
+        results[kind] = {"dtype": "float32", "quantize": kind}
+        results[f"{kind}-bfloat16"] = {"dtype": "bfloat16", "quantize": kind}
+    return results
 
 
 def look(name: str | None, folder: Path) -> Subject:

@@ -66,16 +66,16 @@ def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> 
     for row, (library, _, weights) in zip(rows, kinds, strict=True):
         peers = [peer for peer, (other, _, theirs) in zip(rows, kinds, strict=True)
                  if library == OURS != other and BITS[theirs] == BITS[weights]]  # fmt: skip
-        found = []
-        for place, time in enumerate(times(row) if peers else ()):
-            best = min(peers, key=lambda peer: times(peer)[place])
-            found.append((best["runner"], times(best)[place] / time))
-        yield found
+        results = []
+        for position, time in enumerate(times(row) if peers else ()):
+            best = min(peers, key=lambda peer: times(peer)[position])
+            results.append((best["runner"], times(best)[position] / time))
+        yield results
 
 
-def best_cells(found: Sequence[tuple[str, float]]) -> list[str]:
+def best_cells(best: Sequence[tuple[str, float]]) -> list[str]:
     """Ratios and libraries. Their weights are not named: they have as many bits as the row's."""
-    return [f"{ratio:.2f} {runner.rpartition(' ')[0]}" for runner, ratio in found]
+    return [f"{ratio:.2f} {runner.rpartition(' ')[0]}" for runner, ratio in best]
 
 
 def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
@@ -84,14 +84,16 @@ def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
         rows = case["rows"]
         if columns is DECODING:
             best = best_peers(rows, lambda row: [row["ms_per_token"]])
-            rows = [row | {"best": next(iter(best_cells(found)), None)} for row, found in zip(rows, best, strict=True)]
+            rows = [
+                row | {"best": next(iter(best_cells(results)), None)} for row, results in zip(rows, best, strict=True)
+            ]
         return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in rows]
     columns = curve_columns(name, case["values"]["points"])
     lines = []
-    for row, found in zip(case["rows"], best_peers(case["rows"], lambda row: row["values"]), strict=True):
+    for row, results in zip(case["rows"], best_peers(case["rows"], lambda row: row["values"]), strict=True):
         lines.append([cell(row, column) for column in columns])
-        if found:
-            ratios = [BEST, *best_cells(found)]
+        if results:
+            ratios = [BEST, *best_cells(results)]
             lines.append(ratios + ["-"] * (len(columns) - len(ratios)))
     return [column[0] for column in columns], lines
 

@@ -111,13 +111,13 @@ def serve(engine: str, options: dict[str, Any]) -> None:
 
     module, _, name = engine.rpartition(":")
     engines = import_module(f"peers.{module or 'engines'}")
-    made: list[object] = []
-    answer(lambda: made.append(getattr(engines, name)(**options)))
-    if not made:
+    generated: list[object] = []
+    answer(lambda: generated.append(getattr(engines, name)(**options)))
+    if not generated:
         return
     for line in sys.stdin:
         method, arguments = json.loads(line)
-        answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # called at once
+        answer(lambda: getattr(generated[0], method)(**arguments))  # noqa: B023  # called at once
 
 
 def main() -> None:
