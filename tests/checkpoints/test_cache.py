@@ -22,7 +22,7 @@ SECOND = {**SMALL, "model.safetensors": b"2" * 50_000}
 
 
 def stored(hub: HubServer) -> dict[str, int]:
-    """The files below the cache folder that are no links, with their sizes."""
+    """The files in the cache folder that are not links, with their sizes."""
     files = (path for path in hub.cache.rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(hub.cache).as_posix(): path.stat().st_size for path in files}
 
@@ -121,7 +121,7 @@ def test_the_command_deletes_after_a_confirmation(hub: HubServer) -> None:
 
 
 def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
-    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the model is still there."""
+    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the model remains."""
     control, terminal = pty.openpty()
     os.write(control, f"{reply}\n".encode())
     result = subprocess.run(

@@ -38,7 +38,7 @@ from minhub_py.checkpoints.writing import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
-# read by the same code as the others' and loads in a third of their time. `make test` tries a quarter of them.
+# read by the same code as other files and loads in a third of their time. `make test` tries a quarter of them.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 
 
@@ -62,7 +62,7 @@ def test_corrupt_weights_are_rejected_or_fit_the_model(family: str, folder: Path
 
 
 def test_truncated_weights_are_rejected_at_every_length(tmp_path: Path) -> None:
-    """No cut file loads: every length of an LSTM's file, from none at all."""
+    """No truncated file loads: every length of an LSTM's file, from 0."""
     folder = save("lstm", tmp_path / "lstm")
     trials = Trials(folder, load_rightly)
     file = (folder / WEIGHTS).read_bytes()
@@ -177,7 +177,7 @@ def test_too_many_tensors_or_shards_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
 def test_paths_in_an_index_are_rejected(place: str, tmp_path: Path) -> None:
-    """A path in an index is refused even where it leads to the very file."""
+    """A path in an index is rejected even if it leads to the correct file."""
     folder = sharded("gpt2", tmp_path / "gpt2")
     index = json.loads((folder / INDEX).read_text())
     shard = next(iter(index["weight_map"].values()))

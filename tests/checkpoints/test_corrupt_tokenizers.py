@@ -28,7 +28,7 @@ def use_tokenizer(folder: Path) -> None:
 
 @pytest.fixture
 def bpe(tmp_path: Path) -> Path:
-    """GPT-2's kind of tokenizer, with two merges."""
+    """A tokenizer like GPT-2's, with two merges."""
     folder = tmp_path / "bpe"
     folder.mkdir()
     symbols = ["a", "b", "\u0120", "\u010a", "\u00c3", "\u00a9", "ab", "\u0120a", "<|endoftext|>"]
@@ -99,7 +99,7 @@ def test_merges_inside_a_character_are_rejected(
 
 
 def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) -> None:
-    """The library may use either value of a key that occurs twice."""
+    """The library can use either value of a duplicate key."""
     text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
     for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
         for changed in (text.replace('"type"', duplicate + '"type"'), text.replace('"vocab"', duplicate + '"vocab"')):
@@ -109,7 +109,7 @@ def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) 
 
 
 def test_a_character_map_with_a_large_table_is_rejected(tmp_path: Path) -> None:
-    """The library would reserve 2 GB, and abort where it cannot."""
+    """The library would allocate 2 GB, and abort if this fails."""
     charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
     content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
@@ -150,7 +150,7 @@ def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None
 
 @pytest.fixture(scope="module")
 def model_files() -> dict[str, bytes]:
-    """Small tokenizers of the other forms: sentencepiece's two kinds, lines of ranks, and tekken.json."""
+    """Small tokenizers in other formats: sentencepiece's two types, lines of ranks, and tekken.json."""
     files = {}
     for name, kind in (("tokenizer.model", "bpe"), ("spiece.model", "unigram")):
         written = io.BytesIO()
@@ -179,14 +179,14 @@ def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[s
     for _ in range(300):
         label, data = damage(rng, complete, len(complete))
         trials.run(name, data, label)
-    endless = b"\n" + b"\xff" * 20  # a number without an end
+    endless = b"\n" + b"\xff" * 20  # an endless number
     for junk in (b"", b"\n", b"\n\n", endless, endless[1:], b"\n\x03abc", b"IQ== 0"):
         trials.run(name, junk, repr(junk))
     trials.end(300)
 
 
 def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Each cut of a token is a merge to try, and the library frees a unigram's trie recursively."""
+    """Each split of a token is a possible merge, and the library frees a unigram's trie recursively."""
     size = 200_000
     encoded = base64.b64encode(b"a" * size)
     piece = b"\x0a\xc0\x9a\x0c" + b"a" * size  # field 1, 200,000 bytes
@@ -246,7 +246,7 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
 def test_merges_that_need_much_memory_are_rejected(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Each token of one repeated letter can be put together in as many ways as it is long."""
+    """A token of n equal letters can be merged in about n ways."""
     tokens = [b"~" * size for size in range(2, 1001)]
     if name == "tokenizer.model":
         pieces = [b"\x0a" + varint(len(token)) + token for token in (b"~", *tokens)]
@@ -263,7 +263,7 @@ def varint(number: int) -> bytes:
 
 
 def test_many_added_tokens_are_added_together(bpe: Path) -> None:
-    """Added together: the library prepares its search at each call, so one by one they take minutes."""
+    """Added in one call: the library prepares its search at each call, so that single calls take minutes."""
     (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
     assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
     (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))

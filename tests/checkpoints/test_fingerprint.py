@@ -43,7 +43,7 @@ def test_each_value_of_each_layer_counts(model: Path) -> None:
 
 @pytest.mark.parametrize("place", [100_000, 2_600_001, -1])
 def test_one_byte_in_place_counts(model: Path, place: int) -> None:
-    """Also where the size and the modification time are restored, as by rsync --times --inplace."""
+    """Also if the size and the modification time are restored, as by rsync --times --inplace."""
     file, before = model / "model.safetensors", fingerprint(model)
     while not cached(file):  # a file that was just written is hashed each time
         fingerprint(model)

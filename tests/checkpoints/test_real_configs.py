@@ -1,7 +1,7 @@
-"""The config.json of published checkpoints: read as transformers reads it, or refused for a reason that is true.
+"""The config.json of published checkpoints: read as by transformers, or rejected with the correct reason.
 
-The settings are those of the files on the Hub, but for bookkeeping that all of them have (architectures, torch_dtype,
-transformers_version, use_cache). The numbers of parameters are those published, where they are known to the last digit.
+The settings are from the Hub's files, except settings that all of them have (architectures, torch_dtype,
+transformers_version, use_cache). The numbers of parameters are published ones, if the exact number is known.
 """
 
 import json
@@ -52,7 +52,7 @@ QWEN3 = {**QWEN, "attention_bias": False, "rope_scaling": None, "sliding_window"
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
         "rope_type": "yarn", "type": "yarn"}  # fmt: skip
-# What mistral3 files have around the settings of the text model.
+# The other settings of mistral3 files.
 VISION = {"hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096, "model_type": "pixtral",
           "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14}  # fmt: skip
 MISTRAL3 = {"model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
@@ -113,7 +113,7 @@ READ: dict[str, tuple[Settings, int | None]] = {
         None,
     ),
     "Qwen/Qwen2.5-0.5B": ({**QWEN25_05B, "eos_token_id": 151643, "use_mrope": False}, 494_032_768),
-    # Its windows are off, although it says from which layer on they would be.
+    # Windows are off, although the first layer with a window is set.
     "Qwen/Qwen2.5-1.5B-Instruct": (
         settings("qwen2", 1536, 8960, 28, 12, 2, 151936, 32768, **QWEN, max_window_layers=21, sliding_window=32768,
                  tie_word_embeddings=True),
@@ -137,7 +137,7 @@ READ: dict[str, tuple[Settings, int | None]] = {
                      "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}),
         20_914_757_184,
     ),
-    # Without head_dim, which is not hidden_size / heads for all sizes, but is 128 for all.
+    # Without head_dim, which is 128 for all sizes, also where hidden_size / heads differs.
     "Qwen/Qwen3-8B": (
         settings("qwen3", 4096, 12288, 36, 32, 8, 151936, 40960, max_window_layers=36, tie_word_embeddings=False,
                  **{name: value for name, value in QWEN3.items() if name != "head_dim"}),
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Settings, str]] = {
         {**QWEN25_05B, "quantization_config": GPTQ},
         r"quantized \(quant_method 'gptq'\)",
     ),
-    # The same rope in a model that calls itself a llama, and the other things that a llama may not be.
+    # The same rope in a model of type llama, and other settings that llama does not support.
     "a llama with longrope": (
         {**SMOLLM2, "rope_scaling": LONGROPE}, r"rope_type 'longrope' is not one of default, linear"
     ),

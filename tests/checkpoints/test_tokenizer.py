@@ -1,4 +1,4 @@
-"""Tokenizers: built from each form of file, and streams of text that never show half a character."""
+"""Tokenizers from each format, and streams of text that never contain an incomplete character."""
 
 import json
 import random
@@ -121,7 +121,7 @@ def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert tokenizer.encode("ab<end>a").ids == [0, 1, 2, 0]
     assert tokenizer.decode([0, 2, 1]) == "ab"
-    assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
+    assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, and so no ID
 
 
 def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
         (["ab", "cd"], ["bc"], "a"),
         (["a", "b", "c"], ["abx", "c"], "ab"),
         (["aab", "aac"], ["aac"], "aab"),
-        (["x", "y"], ["yz"], "xy"),  # what only began like a stop string is text after all
+        (["x", "y"], ["yz"], "xy"),  # a text that only begins like a stop string is output
         (["one\n\ntwo"], ["\n\n", "e"], "on"),
     ],
 )
@@ -233,7 +233,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
         assert "".join(until(pieces, stops)) == expected
         certain = StopStrings(stops)
         shown = "".join(certain.add(char) for char in text[: ends[0] - 1 if ends else 40])
-        assert expected.startswith(shown)  # no part of a stop string is shown
+        assert expected.startswith(shown)  # no part of a stop string is output
         assert len(certain.pending) < max(map(len, stops), default=1)
     assert 100 < ended < 450
 

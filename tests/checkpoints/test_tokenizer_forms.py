@@ -1,4 +1,4 @@
-"""Tokenizers from sentencepiece's, tiktoken's and Mistral's files, against the libraries that these files are of."""
+"""Tokenizers from files of sentencepiece, tiktoken and Mistral, compared with these libraries."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
 from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
 
 T5 = {"model_type": "unigram", "bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2}
-# Each with the name that its kind of repository gives the file.
+# Each with its usual file name.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("tokenizer.model", LLAMA),
     "Gemma": ("tokenizer.model", {**LLAMA, "add_dummy_prefix": False, "user_defined_symbols": OWN}),
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with a model file and nothing else, and sentencepiece's own reading of it."""
+    """A folder with only a model file, and sentencepiece's processor of it."""
     name, options = KINDS[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
     (folder / name).write_bytes(train(**options))
@@ -89,7 +89,7 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         llama = tokenizer_from_pretrained(str(tmp_path))
         assert llama.encode(" self").ids == [*before, *ids_of(llama, " self"), *after]
-        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token of the text is one
+        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token in the text is one token
         assert llama.decode(llama.encode(" self").ids) == " self"
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
     assert ids_of(tokenizer_from_pretrained(str(tmp_path)), " self") == ids_of(llama, "self")
@@ -113,7 +113,7 @@ def test_unsupported_sentencepiece_settings_are_rejected(tmp_path: Path, options
         tokenizer_from_pretrained(str(tmp_path))
 
 
-# Meta's and Qwen's, as they publish them.
+# Meta's and Qwen's, as published.
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,7 +128,7 @@ def ranks(bpe_folder: Path) -> list[bytes]:
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in alphabet().items()}
     learnt = [bytes(byte_of[letter] for letter in token) for token in vocabulary if token != "<|endoftext|>"]
-    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # which no merges lead to, but it is a word
+    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # no merges produce it, but it is a complete word
 
 
 def write_ranks(path: Path, ranks: list[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""`Batch`: what becomes of a row does not depend on who shares the batch, when it joined, or who read its prefix.
+"""`Batch`: the output of a row does not depend on other rows, on its time of admission, or on the row of its prefix.
 
-One family for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral: with grouped
-heads), a state (LSTM). Weights are drawn large, so that another key or position changes ids.
+One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral: with grouped
+heads), a state (LSTM). Weights are large, so that another key or position changes the tokens.
 """
 
 import random
@@ -33,7 +33,7 @@ NOTHING = StopCriteria(frozenset(), (), None)
 
 
 def new(name: str, dtype: str = "float32"):
-    """A model in eval mode; dtype: as `in_dtype` has it."""
+    """A model in eval mode. dtype: as in `in_dtype`."""
     torch.manual_seed(0)
     model = MAKE[name]().eval()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(V), k=length)
 
 
-# Prompts, and how each goes on: as different as rows of a server are.
+# Prompts with the arguments of `admit`: as different as the rows of a server.
 ROWS = [
     (text(1, 3), {"max_new_tokens": 60, "sampling": Sampling(temperature=0)}),
     (text(2, 40), {"max_new_tokens": 30, "sampling": Sampling(temperature=0.8, top_k=20)}),
@@ -65,7 +65,7 @@ def admit(batch: Batch, number: int, **changes) -> int:
 
 
 def run(batch: Batch) -> dict[int, list[Event]]:
-    """The events of each row, to the end."""
+    """All events of each row."""
     result: dict[int, list[Event]] = {}
     while len(batch):
         for event in batch.step():
@@ -74,13 +74,13 @@ def run(batch: Batch) -> dict[int, list[Event]]:
 
 
 def told(events: list[Event]) -> list[tuple]:
-    """What is the same for a row in any company."""
+    """The values of events that do not depend on other rows."""
     return [(event.id, event.logprob, event.end) for event in events]
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """alone(model name, dtype): the events of each row in a batch of its own."""
+    """alone(model name, dtype): the events of each row in a separate batch."""
     results = {}
 
     def alone(name: str, dtype: str):
@@ -98,7 +98,7 @@ def alone():
 
 
 def test_the_number_of_cached_texts_is_bounded() -> None:
-    """A state of an LSTM is so small that bytes alone would allow a million."""
+    """An LSTM's state is so small that a limit of bytes alone would allow a million."""
     batch = Batch(new("lstm"), 1, CONTEXT, prefix_bytes=2**28)
     texts = [[first, second] for first in range(20) for second in range(15)]
     for ids in texts:
@@ -113,7 +113,7 @@ def test_the_number_of_cached_texts_is_bounded() -> None:
 def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
     name: str, dtype: str, piece: int | None
 ) -> None:
-    """Logits are NaN from position 30 on: for rows of prompts, of new text and of given text that reach it."""
+    """Logits are NaN from position 30 on: in prompts, in new text and in targets."""
     model = new(name, dtype)
     with torch.no_grad():
         model.get_parameter("wpe.weight")[30:] = torch.nan
@@ -156,7 +156,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
-    """Rows come while others are under way, more than there are slots, and some are taken away."""
+    """Rows are admitted while others continue, more than there are slots, and some are retired."""
     expected = alone(name, dtype)
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
@@ -216,7 +216,11 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
         first = Batch(model, 1, 200)
         first.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True)
         expected = told(run(first)[1])
-        for steps in (1, 4, 30):  # after so many ids of the other row; a ring has then lost its beginning
+        for steps in (
+            1,
+            4,
+            30,
+        ):  # tokens of the other row at the admission; a ring has then lost its beginning
             batch = Batch(model, 2, 200)
             other = batch.admit([*prefix, 7], 40, sampling=Sampling(temperature=0))
             for _ in range(steps):
@@ -229,7 +233,7 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
             actual += run(batch)[row]
             assert told(actual) == expected
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
-            # A state is only that after the last id, and a full ring has lost the beginning.
+            # A state exists after the last token only, and a full ring has lost the beginning.
             assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
 
@@ -249,7 +253,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     [event] = batch.step()
     longer = [*prefix, 5]
     row = batch.admit(longer, 5, sampling=Sampling(temperature=0), like=other)
-    # The other row has read its own next id in this step, so its state is no longer that of the prefix.
+    # The other row has computed its next token in this step, so that its state is not the state after the prefix.
     events = batch.step() + [event for _ in range(4) for event in batch.step()]
     assert [event.id for event in events if event.row == row] == generate(model, [longer], 5, temperature=0)[0]
     assert event.row == other
@@ -258,7 +262,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4", "nf4+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
-    """Prompts come in pieces, begin like texts that have left, and like each other; some rows are taken away."""
+    """Prompts in chunks share beginnings with finished texts and with each other; some rows are retired."""
     model, chance = new(name, dtype), random.Random(5)
     system, turn = text(8, 21), text(9, 6)
     prompts = [[*system, *turn], [*system, *text(10, 3)], system, [*text(11, 30)], [*system, *turn, *text(12, 4)]]
@@ -289,7 +293,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
         events = told(actual.get(row, []))
         assert events == (expected[number][: len(events)] if row in retired else expected[number])
     assert len(batch.cached_tokens) <= 3
-    if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
+    if name == "gpt2":  # a state exists after the last token only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
         assert sum(length for length, last in read if not last) < prompt_ids / 2
         assert max(length for length, last in read if not last) <= 5
@@ -312,7 +316,7 @@ def test_kept_texts_stay_within_their_bytes() -> None:
         assert 0 < sum(prefix.cache.size for prefix in batch.prefixes.entries) <= 20_000
     first = batch.prefixes.entries[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
-    run(batch)  # what is used becomes the newest, and the longer text takes its place
+    run(batch)  # a used entry becomes the newest, and the longer text replaces it
     assert batch.prefixes.entries[-1].ids[: len(first)] == first
     assert first not in [prefix.ids for prefix in batch.prefixes.entries]
 
@@ -331,7 +335,7 @@ def test_the_most_likely_ids_match_the_logits(given: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
-    """With an TorchRunner: log-probabilities are equal up to rounding."""
+    """With a TorchRunner, log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
     rows = {}
@@ -353,8 +357,8 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
 
 
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
-    """Which is the one exception of the rule in batch.py."""
-    has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
+    """This is the exception to the rule of determinism in batch.py."""
+    has_tiles = library().has_bfloat16_tiles()  # without tiles, PyTorch's products are slower than the C decoder's
     assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long_prompt == (LONG_PROMPT if has_tiles else None)
     assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
@@ -371,7 +375,7 @@ def test_a_row_ends_at_a_stop_string() -> None:
 
 
 class Digits:
-    """A matcher of four odd ids, from 1 to 19."""
+    """A matcher that allows four odd token IDs from 1 to 19."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -388,7 +392,7 @@ class Digits:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
-    """It makes what its matcher allows, guessed or not; rows beside it make what they do alone."""
+    """The output conforms to the matcher, with drafts and without; other rows are the same as alone."""
     model = new("gpt2")
     [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
     batch, matcher = Batch(model, 2, 40), Digits()
@@ -419,9 +423,9 @@ def test_rows_that_do_not_fit_are_rejected() -> None:
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):
         batch.admit([1], 1)
-    batch.retire(1)  # one that has not joined
-    batch.retire(77)  # and one that is none
+    batch.retire(1)  # a row that has not started
+    batch.retire(77)  # and a number without a row
     assert len(batch) == 1
-    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1  # longer than the context: the rule for long texts
+    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1  # longer than the context: see `context_start`
     assert Batch(new("lstm"), 1, 1).admit([1], 10**6) == 1
     assert run(Batch(new("lstm"), 1, 1)) == {}

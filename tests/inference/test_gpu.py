@@ -1,4 +1,4 @@
-"""What only a GPU shows, run by `make gpu`: results of CUDA beside those of the CPU, and several GPUs by NCCL."""
+"""Tests that need a GPU (`make gpu`): results of CUDA compared with the CPU, and several GPUs by NCCL."""
 
 import os
 import subprocess

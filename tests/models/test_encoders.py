@@ -1,6 +1,7 @@
-"""Each encoder against transformers: the same files, the same results. tests/support/encoder_cases has the cases.
+"""Each encoder compared with transformers: the same files, the same results. The cases are in
+tests/support/encoder_cases.
 
-The weights are drawn large, so that attention is far from uniform: a wrong position, window or bias changes the results
+The weights are large, so that attention is far from uniform: a wrong position, window or bias changes the results
 by thousands of times the tolerance. Texts have the maximum length, beyond any window.
 """
 
@@ -33,7 +34,7 @@ from minhub_py.inspection import inspect, verify
 from minhub_py.registry import ENTRIES, architecture_of
 
 TOLERANCE = 5e-5  # of the largest value
-VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is no padding
+VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is not padding
 CASES = {name: cases for cases in ENCODERS.values() for name in cases.cases}
 TYPES = [model_type for cases in ENCODERS.values() for model_type in cases.small]
 AUTO = {

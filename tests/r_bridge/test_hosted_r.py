@@ -1,4 +1,4 @@
-"""R inside Python: RSession and `minhub r`, each in a process of its own, with the real R."""
+"""R inside Python: RSession and `minhub r`, each in a separate process, with the real R."""
 
 import os
 import pty
@@ -320,7 +320,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
-    """The output of a program after Ctrl-C, which is sent when the program is ready; a second one ends it."""
+    """The output of a program after Ctrl-C, which is sent when the program is ready. A second one ends the program."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -338,9 +338,9 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_interrupts_at_random_times(run: Run, count: int) -> None:
-    """Each interrupts one operation; the program waits forever if one is dropped."""
+    """Each interrupts one operation; the program waits forever if one is lost."""
     result = run([sys.executable, str(PROGRAMS / "interrupts_in_session.py"), str(count)])
-    assert 0 < int(result.stdout) < count  # those that R code caught itself
+    assert 0 < int(result.stdout) < count  # some are caught by R code
 
 
 # Exit
@@ -490,10 +490,10 @@ def test_interactive_prompt(environment: dict[str, str]) -> None:
         assert "generate" in talk.say('ls("package:minhubpy")')
         assert "Error" in talk.say("stop('it goes on')")
         assert "[1] 41" in talk.say("x")
-        # A text is shown while it is made where the call is all that was typed, and not where its value is assigned.
+        # Text is printed during generation if the input is only the call, and not if its value is assigned.
         talk.say('model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
         call = 'generate(model, "ROMEO:", 30, temperature = 0)'
-        assert talk.say(call).count("ROMEO:") == 2  # once as what was typed
+        assert talk.say(call).count("ROMEO:") == 2  # once as the echoed input
         assert talk.say(f"text <- {call}").count("ROMEO:") == 1
         assert "\n+ " in talk.say("text <-", "+ ")
         assert talk.say(call).count("ROMEO:") == 1
@@ -507,7 +507,7 @@ def test_interactive_prompt(environment: dict[str, str]) -> None:
 
 
 class Talk:
-    """A terminal and the process that runs in it."""
+    """A terminal with a process."""
 
     def __init__(self, terminal: int) -> None:
         self.terminal = terminal
@@ -524,7 +524,7 @@ class Talk:
         os.write(self.terminal, text.encode())
 
     def until(self, end: str) -> str:
-        """What is heard up to an end of it."""
+        """The output up to `end`."""
         for piece in self.pieces():
             self.heard += piece
             if self.heard.endswith(end):

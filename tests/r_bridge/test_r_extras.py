@@ -1,4 +1,4 @@
-"""The R package with a Python that lacks the extras of minhub_py, as most users have at first."""
+"""The R package with a Python without the extras of minhub_py, as most users have at first."""
 
 import re
 import subprocess

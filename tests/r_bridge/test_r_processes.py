@@ -17,7 +17,7 @@ from r_processes import StartR, gone, left_behind, worker_of
 
 from minhub_py import from_pretrained
 
-# R's operation when it is killed.
+# The operation that a kill interrupts.
 AT_WORK = {
     "idle": "receive()",
     "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
@@ -48,7 +48,7 @@ def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child
     r.process.kill()
     if not child:
         r.process.wait()
-    # With a child R stays a zombie here, which nobody has waited for: it is dead all the same.
+    # With a child, R remains a zombie, since no process waits for it.
     assert gone(workers)
     assert left_behind(r) == []
     if child:
@@ -80,9 +80,9 @@ def test_1000_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> Non
     assert r.receive() == "ready"
     random = np.random.default_rng(3)
     for number, pause in enumerate(random.exponential(0.007, 1000)):
-        time.sleep(pause)  # a moment is what is random here; nothing is waited for
-        os.killpg(r.pid, signal.SIGINT)  # as a terminal does: the worker hears of it too
-        if number % 10 == 0:  # a slow machine is given the time for some calls, too
+        time.sleep(pause)  # the time is random
+        os.killpg(r.pid, signal.SIGINT)  # as from a terminal: the worker receives it, too
+        if number % 10 == 0:  # time for some calls on slow machines
             assert r.receive() == "done"
     stop.touch()
     while (message := r.receive()) == "done":
@@ -91,7 +91,7 @@ def test_1000_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> Non
     interrupts, wrong, right, same_worker = facts.split()
     assert problems.strip() == ""
     assert (wrong, right, same_worker) == ("0", "TRUE", "TRUE")
-    assert int(interrupts) >= 600  # two that come at once are one
+    assert int(interrupts) >= 600  # simultaneous signals are one
     assert r.receive() == "0"
     r.end()
 
@@ -134,7 +134,7 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
     assert "interrupted" in outcomes
     assert r.receive() == "no error"
     pid = r.receive()
-    # Those that were given up have left, or leave.
+    # Abandoned workers have exited, or are exiting.
     assert gone([worker for worker in worker_of(r.pid) if str(worker.pid) != pid])
     assert len(left_behind(r)) == 1
     r.say()
@@ -208,7 +208,7 @@ ROOM = {
 def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_of_large: str) -> None:
     mounts, in_memory = ROOM[room]
     if mounts and not may_mount():
-        mounts = ""  # the first case again: something is shown wherever this runs
+        mounts = ""  # repeats the first case, so that every machine tests one
         in_memory = True
     before = in_its_own_mounts(mounts) if mounts else []
     r = start_r(SHOW_BOTH, before=before, popen={} if mounts else {"preexec_fn": limit_files})

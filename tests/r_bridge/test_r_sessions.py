@@ -74,13 +74,13 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
     others = [
         knock(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         knock(port, hello),  # a wrong secret
-        knock(port, protocol.pack(protocol.HELLO, 0)),  # none
+        knock(port, protocol.pack(protocol.HELLO, 0)),  # without a secret
         knock(
             port, protocol.pack(protocol.CALL, 1, convert.dumps({"method": "hello", "arguments": None, "release": []}))
         ),
-        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # one that is never sent
+        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # a frame that is never sent
         knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, -1)),
-        knock(port, hello[:20]),  # half of one
+        knock(port, hello[:20]),  # half of a frame
         knock(port, random_bytes(5, 100_000)),
     ]
     gone_again = [knock(port) for _ in range(10)]
@@ -89,10 +89,10 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
     started = time.monotonic()
     os.kill(r.pid, signal.SIGCONT)
     assert r.receive() == "no error"
-    # Forty who say nothing, one after the other, would take 200 seconds.
+    # Forty silent clients in sequence would take 200 seconds.
     assert time.monotonic() - started < 100
     assert int(r.receive()) == pid
-    # The peer is known: nothing listens, and nobody else was let in.
+    # The peer is connected: the worker does not listen, and has not accepted another client.
     assert listening(pid) == []
     with pytest.raises(ConnectionRefusedError):
         knock(port)
@@ -153,7 +153,7 @@ def test_concurrent_sessions_are_independent(start_r: StartR) -> None:
     assert len({line.split()[0] for line in first}) == 2
     assert len({line.split()[1] for line in first}) == 2
     assert [r.receive() for r in sessions] == first
-    # The end of one is nothing to the other.
+    # The end of one session does not affect the other.
     sessions[0].process.kill()
     sessions[1].say()
     assert sessions[1].receive() == first[1]
@@ -261,7 +261,7 @@ def test_text_is_utf8_in_every_locale(
     folder = tmp_path / "façade 中"
     shutil.copytree(local.BUILTIN / "shakespeare-lstm", folder)
     if language == "latin1" and latin1_locales is None:
-        language = "C"  # no such locale can be made here; C is not UTF-8 either
+        language = "C"  # the locale cannot be created here; C is not UTF-8, either
     locales = (
         {"LOCPATH": str(latin1_locales), "LC_ALL": "en_US.ISO-8859-1"} if language == "latin1" else {"LC_ALL": language}
     )
