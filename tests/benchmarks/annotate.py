@@ -1,4 +1,4 @@
-"""Labels by `annotate()` beside a loop as in lm-eval over transformers: SmolLM2-135M's shape, random weights.
+"""Labels by `annotate()` compared with a loop over transformers, as in lm-eval: SmolLM2-135M's shape, random weights.
 
     python tests/benchmarks/annotate.py [TEXTS] [SAMPLE]
 
@@ -49,7 +49,7 @@ def theirs(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
 
 
 def timed(call: Callable[[], Any], seconds: list[float]) -> Any:
-    """The result of a call, whose seconds and processor seconds are added to `seconds`."""
+    """The result of a call. Adds its seconds and processor seconds to `seconds`."""
     began = time.perf_counter(), time.process_time()
     result = call()
     seconds[0] += time.perf_counter() - began[0]

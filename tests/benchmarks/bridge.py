@@ -23,7 +23,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 PAIRS = 5
-MANY_PAIRS = 11  # to tell a few per cent from noise
+MANY_PAIRS = 11  # so that a few per cent exceed the noise
 NEW = 64
 
 # R evaluates each line that it reads, and answers with the time in seconds.

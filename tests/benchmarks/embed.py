@@ -1,10 +1,10 @@
-"""Embedding of texts beside transformers: GPT-2 124M with random weights, texts of 6 to 40 ids, both sides in turn.
+"""Embedding of texts compared with transformers: GPT-2 124M with random weights, texts of 6 to 40 tokens, interleaved.
 
     python tests/benchmarks/embed.py [--texts 256] [--rounds 5]
 
-transformers reads what a careful user would give it: texts sorted by length, in padded batches of as many ids as ours,
-with an attention mask, and the mean of each text's states. Reported are the ratios of the rounds, which are made in
-turn, so that what else the machine does meets both.
+transformers runs as a careful user would run it: texts sorted by length, in padded batches of as many tokens as ours,
+with an attention mask, and the mean of each text's states. Prints the ratio of each round, in which both sides run one
+after the other, so that other programs affect both.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Decoding of each family at a published small size beside transformers, and llama.cpp where it has the family.
+"""Decoding of each architecture at a small published size, compared with transformers and llama.cpp.
 
     python tests/benchmarks/families.py [--prompt 256 --new 1] [--kinds float32,int8] [SIZE...]
 
 Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
-layers, as wide as published. Greedy: 32 new ids after a prompt of 16, by sides in turn, each in a process of its own.
-Prints new ids per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in float32
-and to llama.cpp at equal bits. With one new id, the prompt's ids per second.
+layers, as wide as published. Greedy: 32 new tokens after a prompt of 16, interleaved, one process for each side.
+Prints new tokens per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in
+float32 and to llama.cpp at equal bits. With one new token, the prompt's tokens per second.
 """
 
 import argparse
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from gguf_files import write
 
 ROUNDS, THREADS = 6, 2
-# What we are measured with -> how it is loaded, and llama.cpp's type of as many bits.
+# Our weights -> loading options, and llama.cpp's type with as many bits.
 KINDS: dict[str, tuple[dict[str, str], str]] = {
     "float32": ({}, "F32"),
     "bfloat16": ({"dtype": "bfloat16"}, "BF16"),
@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[dict[str, str], str]] = {
     "nf4": ({"quantize": "nf4"}, "Q4_0"),
     "nf4-bfloat16": ({"quantize": "nf4", "dtype": "bfloat16"}, "Q4_0"),
 }
-# A published size of each family -> what is cut; model types that gguf_files.py writes and llama.cpp has.
+# A published size of each architecture -> reduced settings; model types that gguf_files.py and llama.cpp support.
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
     "gpt-neo-125m": {},
@@ -58,9 +58,9 @@ GGUF = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma
 
 
 def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
-    """No tokenizer: ids are enough."""
+    """A file without a tokenizer."""
     writer.add_tokenizer_model("none")
-    if kind in ("gpt2", "gpt_neox"):  # gguf_files.write says it of the others
+    if kind in ("gpt2", "gpt_neox"):  # gguf_files.write checks the others
         writer.add_vocab_size(vocabulary)
 
 
@@ -87,7 +87,7 @@ def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
 
 
 def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """Ids per second of each side, in turns, at its fastest, and the new ids."""
+    """Tokens per second of each side in its fastest round, and the new tokens."""
     prompts = [torch.randint(100, 10_000, (prompt,)).tolist()]
     times: dict[str, list[float]] = {name: [] for name in workers}
     results = {}

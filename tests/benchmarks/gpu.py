@@ -1,9 +1,10 @@
-"""What a GPU shows, in one file to send back: the machine, the tests marked gpu, and how fast text is generated.
+"""A report of a GPU in one file: the machine, the tests marked gpu, and the speed of generation.
 
     make gpu        (or: python tests/benchmarks/gpu.py [FILE]; FILE is gpu-report.txt unless given)
 
-Speed: new ids per second after a prompt, and ids of a prompt per second, beside transformers, in turns; random weights
-of published sizes, which take as long as trained ones. Exit status: 1 without a GPU that works, or if a test fails.
+Speed: new tokens per second after a prompt, and tokens of a prompt per second, interleaved with transformers; random
+weights of published sizes, which take as long as trained ones. Exit status: 1 without a working GPU, or if a test
+fails.
 """
 
 import platform
@@ -37,18 +38,20 @@ def main() -> None:
     )
     with path.open("w", encoding="utf-8") as file:
 
-        def tell(*lines: str) -> None:
+        def report(*lines: str) -> None:
             for line in lines:
                 print(line, flush=True)
                 print(line, file=file, flush=True)
 
-        tell(*machine())
+        report(*machine())
         failed = True
         if works:
-            failed = tests(tell)
-            speeds(tell)
+            failed = tests(report)
+            speeds(report)
         else:
-            tell("", "NO GPU: the tests marked gpu and the figures are missing. DEVICE and CUDA above say what to do.")
+            report(
+                "", "NO GPU: the tests marked gpu and the figures are missing. DEVICE and CUDA above say what to do."
+            )
     print(f"\nWritten: {path.resolve()}")
     sys.exit(failed)
 
@@ -72,17 +75,17 @@ def machine() -> list[str]:
         return [*lines, f"nvidia-smi: {error}"]
 
 
-def tests(tell: Callable[..., None]) -> bool:
-    """Run the tests marked gpu, and tell what they say; whether one has failed."""
+def tests(report: Callable[..., None]) -> bool:
+    """Run the tests marked gpu, and report their output. Returns whether one has failed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    tell("", "TESTS", *(result.stdout + result.stderr).splitlines())
+    report("", "TESTS", *(result.stdout + result.stderr).splitlines())
     return result.returncode != 0
 
 
-def speeds(tell: Callable[..., None]) -> None:
-    """Measure and tell, size by size, ours and transformers' speed in turns."""
-    tell(
+def speeds(report: Callable[..., None]) -> None:
+    """Measure and report the speed of both sides for each size."""
+    report(
         "",
         f"SPEED, medians of {ROUNDS} rounds: {NEW} new ids after {PROMPT}; and a prompt of {LONG}. Ids/s",
         f"{'size':16} {'dtype':9} {'rows':>4} {'new, ours':>10} {'theirs':>10} {'prompt, ours':>13} {'theirs':>10}",
@@ -91,9 +94,9 @@ def speeds(tell: Callable[..., None]) -> None:
         for dtype in DTYPES:
             for rows in (1, 8):
                 try:
-                    tell(measured(size, getattr(torch, dtype), rows))
+                    report(measured(size, getattr(torch, dtype), rows))
                 except torch.OutOfMemoryError:
-                    tell(f"{size:16} {dtype:9} {rows:4} does not fit the GPU's memory")
+                    report(f"{size:16} {dtype:9} {rows:4} does not fit the GPU's memory")
                 torch.cuda.empty_cache()
 
 

@@ -1,10 +1,10 @@
-"""Log-probabilities of texts by `score()` beside transformers, GPT-2 124M with random weights in float32, two threads.
+"""Log-probabilities by `score()` compared with transformers: GPT-2 124M, random weights, float32, two threads.
 
     python tests/benchmarks/score.py [COUNTxLENGTH...]
 
-transformers has its logits, log_softmax and gather, on one text at a time and on eight: the texts are of one length, so
-that it needs no padding. All take turns. Prints tokens per second of the faster of two rounds, and our ratio to the
-better of transformers' two.
+transformers runs log_softmax and gather on its logits, for one text at a time and for eight: texts have equal length,
+so that it needs no padding. All are interleaved. Prints tokens per second of the faster of two rounds, and our ratio to
+the faster of transformers' two.
 """
 
 import sys
@@ -22,7 +22,7 @@ ROUNDS, THREADS = 2, 2
 
 
 def theirs(model: Any, texts: list[list[int]], rows: int) -> list[torch.Tensor]:
-    """As `score`, `rows` texts at a time."""
+    """The log-probabilities by transformers, `rows` texts at a time."""
     results: list[torch.Tensor] = []
     for first in range(0, len(texts), rows):
         ids = torch.tensor(texts[first : first + rows])

@@ -1,11 +1,11 @@
 """`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as trained ones.
 
     python tests/benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
-    python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # llama.cpp's server beside it
+    python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # and llama.cpp's server
     python tests/benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after a restart
 
-Prints the ids per second of one client and of many at once, how many of their replies failed or differ from the same
-request alone, the server's memory, and the time to the first id of a 1,000-id prompt that is new, and again.
+Prints the tokens per second of one client and of many, the number of replies that failed or differ from the single
+request, the server's memory, and the time to the first token of a new prompt of 1,000 tokens, and of its repetition.
 """
 
 import argparse
@@ -34,12 +34,12 @@ SHAPE, NEW, DISTINCT, LENGTH = "HuggingFaceTB/SmolLM2-135M", 32, 8, 2048
 
 
 def client_of(address: str) -> httpx2.Client:
-    """A client with a connection for each request: llama.cpp's server closes others between two."""
+    """A client with a connection for each request: llama.cpp's server closes persistent connections."""
     return httpx2.Client(base_url=address, timeout=600, limits=httpx2.Limits(max_keepalive_connections=0))
 
 
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
-    """The text of a request. RuntimeError: the server refuses it."""
+    """The text of a reply. RuntimeError: the server rejects the request."""
     body = {"prompt": prompt, "max_tokens": new, "seed": seed, "ignore_eos": True}
     response = http.post("/v1/completions", json=body)
     if response.status_code != 200:
@@ -49,7 +49,7 @@ def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -
 
 
 def first_id(http: httpx2.Client, prompt: list[int]) -> float:
-    """Seconds to the first piece of a stream."""
+    """Seconds to the first text of a stream."""
     started = time.perf_counter()
     body = {"prompt": prompt, "max_tokens": 4, "seed": 1, "ignore_eos": True, "stream": True}
     seconds = None
@@ -62,7 +62,7 @@ def first_id(http: httpx2.Client, prompt: list[int]) -> float:
 
 
 def load(address: str, clients: int, seconds: float, expected: list[tuple[list[int], str]]) -> tuple[float, int, int]:
-    """Ids per second of many clients at once; how many requests failed, and how many texts are not as `expected`."""
+    """Tokens per second of many clients, and the numbers of failed requests and of texts that are not as `expected`."""
     done, failed, differing = [0], [0], [0]
     lock, until = threading.Lock(), time.perf_counter() + seconds
 
@@ -92,7 +92,7 @@ def load(address: str, clients: int, seconds: float, expected: list[tuple[list[i
 
 @contextmanager
 def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psutil.Process]]:
-    """A server, when it answers."""
+    """Start a server, and wait until it responds."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with client_of(f"http://127.0.0.1:{port}") as http:
@@ -112,7 +112,7 @@ def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psut
 
 
 def measure(name: str, command: list[str], port: int, size: int, args: argparse.Namespace) -> float:
-    """Print what one server does; the ids per second of many clients at once."""
+    """Measure a server and print the results. Returns the tokens per second of many clients."""
     chance = random.Random(0)
     with running(command, port) as (http, process):
         first, again = [], []
@@ -158,7 +158,7 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             for thread in others:
                 thread.join()
     seconds = {name: median(values) for name, values in durations.items()}
-    print(f"128 ids alone: {seconds['alone']:.3f} s; beside 8 prompts of 500: {seconds['without']:.3f} s without "
+    print(f"128 ids alone: {seconds['alone']:.3f} s; with 8 prompts of 500: {seconds['without']:.3f} s without "
           f"--cache-dir, {seconds['with']:.3f} s with: {seconds['with'] / seconds['without']:.2f}x")  # fmt: skip
     prefix, times = chance.choices(range(size), k=1000), []
     for _ in range(2):
@@ -184,11 +184,11 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             times.append(time.perf_counter() - started)
         stop.set()
         thread.join()
-    print(f"128 ids alone: {times[0]:.3f} s; beside {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
+    print(f"128 ids alone: {times[0]:.3f} s; with {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """An unused port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

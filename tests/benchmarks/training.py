@@ -1,10 +1,10 @@
-"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, step by step in turns.
+"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, interleaved by step.
 
     git clone https://github.com/karpathy/nanoGPT
     python tests/benchmarks/training.py nanoGPT/model.py
 
 Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading rows to updating the
-weights. For nanoGPT this is its model and its AdamW, in a loop like that of its train.py. nanoGPT uses the exact GELU,
+weights. For nanoGPT this is its model and its AdamW, in a loop like its train.py. nanoGPT uses the exact GELU,
 so our model does too. Without its model.py, only the LSTM and the gain of `cpu_kernels.py` are measured.
 """
 

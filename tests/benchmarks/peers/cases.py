@@ -1,4 +1,4 @@
-"""The cases of the benchmark: which libraries run, what each does, and the result computed from the times.
+"""The cases of the benchmark: the libraries, their tasks, and the results computed from the times.
 
 `tables.COLUMNS` selects the values that are shown.
 """
@@ -20,9 +20,9 @@ from peers import BITS, Row
 from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
 from peers.worker import Worker, environment
 
-# Our kinds of weights that peers have, too.
+# Our kinds of weights that peers also have.
 KINDS = ("float32", "bfloat16", "int8", "nf4")
-# Engines that know the bytes of weights that they read for a token.
+# Engines that can count the bytes of weights for a token.
 WEIGHED = {"Minhub", "LlamaCpp", "OpenVINO"}
 # Key of a step -> the step.
 Steps = dict[Any, Callable[[], Any]]
@@ -33,7 +33,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def same_start(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of equal ids before the first difference."""
+    """The number of equal tokens before the first difference."""
     return next((position for position, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -180,7 +180,7 @@ def positions(bench: Bench) -> Case:
 
 
 def gptneo(bench: Bench) -> Case:
-    """Positions of GPT-Neo, whose local layers see 256 positions and so need not be slower late in the text."""
+    """Positions of GPT-Neo, whose local layers attend to 256 positions and need not be slower late in the text."""
     subject = bench.subject("gptneo")
     indices = subject.fits((50, bench.pick(2000, 300)), 16)
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
@@ -330,7 +330,7 @@ print(json.dumps({"import": imported - start, "load": loaded - begin, "forward":
 def load(bench: Bench) -> Case:
     """Time from a folder to the first logits. The file is in the page cache: this measures software, not the disk.
 
-    import: the package and what its loader needs.    load: from_pretrained.    forward: the first one, of 8 tokens,
+    import: the package with its loader.    load: from_pretrained.    forward: the first one, of 8 tokens,
     which reads the mapped pages.    memory: growth of resident memory (MB) after the imports; private: without pages of
     files.
     """

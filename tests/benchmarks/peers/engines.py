@@ -1,4 +1,4 @@
-"""What workers do: one class per library, with the same methods for the same tasks. Libraries are imported only here.
+"""The tasks of workers: one class per library, with the same methods. Libraries are imported only here.
 
 Generation is always greedy and ignores end-of-text tokens, so that all libraries generate the same number of tokens.
 """
@@ -19,7 +19,7 @@ Ids = list[int]
 
 
 class Generator(ABC):
-    """A library with a loaded model. prompts: lists of ids.    new: number of ids for each. Times are in seconds."""
+    """A library with a loaded model. prompts: lists of token IDs.    new: tokens for each. Times are in seconds."""
 
     @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
@@ -71,7 +71,7 @@ class Minhub(Streamer):
             on_id()
 
     def bytes_per_token(self) -> int:
-        """Bytes of weights read for one token: all but the embeddings, of which one row is read."""
+        """Bytes of weights read for one token: all except the embeddings, which contribute one row."""
         from torch import nn
 
         from minhub_py.inference.quantize import QuantizedEmbedding
@@ -148,7 +148,7 @@ class CTranslate2(Generator):
 
 
 class LlamaCpp(Generator):
-    """llama.cpp with a GGUF file, and the likeliest of its logits. Several prompts are sequences of one llama_batch.
+    """llama.cpp with a GGUF file and greedy decoding. Several prompts are sequences of one llama_batch.
 
     cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
     llama.cpp's defaults apply: both.
@@ -168,7 +168,7 @@ class LlamaCpp(Generator):
         self.contexts: dict[tuple[int, int], Any] = {}
 
     def context(self, rows: int, positions: int) -> Any:
-        """A context for `rows` sequences of so many positions; each is made once, in the warm-up round."""
+        """A context for `rows` sequences of this length; each is created once, in the warm-up round."""
         if (rows, positions) not in self.contexts:
             self.contexts[rows, positions] = self._make_context(rows, positions)
         return self.contexts[rows, positions]
@@ -226,15 +226,15 @@ class LlamaCpp(Generator):
         return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in results]
 
     def bytes_per_token(self) -> int:
-        """Bytes of weights in the file, all of which are read for one token if the head is tied."""
+        """Bytes of weights in the file; a token needs all of them if the head is tied."""
         return int(self.api.llama_model_size(self.model))
 
 
 class OpenVINO(Generator):
-    """OpenVINO with a model exported by `Converter`: one stateful request, which keeps keys and values.
+    """OpenVINO with a model exported by `Converter`: one stateful request, with cached keys and values.
 
     precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too, and
-    does not round what meets weights in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
+    does not round the inputs of products in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
     """
 
     def __init__(self, folder: str, threads: int, precision: str | None = None) -> None:
@@ -265,7 +265,7 @@ class OpenVINO(Generator):
             inputs = {
                 "input_ids": ids, "attention_mask": mask,
                 "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :],
-                "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row goes on from itself
+                "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row continues itself
             }  # fmt: skip
             self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
             ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
@@ -356,7 +356,7 @@ class Converter:
         """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.
 
         Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers share a scale, and
-        the embedding, which is also the head, is in int8. The export, which takes longest, is kept beside `out`.
+        the embedding, which is also the head, is in int8. The export, which takes longest, is cached next to `out`.
         """
         import openvino
 
@@ -399,7 +399,7 @@ class Converter:
 def export(folder: str) -> Any:
     """The checkpoint in `folder` as a stateful model of OpenVINO in float32, exported by optimum-intel.
 
-    It gives the logits of the last position only, as OpenVINO GenAI has it: an exported model gives all of a prompt's.
+    It returns the logits of the last position only, as in OpenVINO GenAI; an exported model returns all logits.
     """
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and often made for another PyTorch
     from openvino import opset13  # type: ignore[import-not-found,unused-ignore]
@@ -523,9 +523,9 @@ class Quality:
             raise ValueError(f"the text has {len(self.ids)} tokens of this model: give a text of at least 64")
 
     def measure(self, options: dict[str, Any], prompts: int, new: int) -> dict[str, Any]:
-        """Perplexity of the text, the most likely id at each position, and greedy continuations from places in it.
+        """Perplexity of the text, the most likely id at each position, and greedy continuations.
 
-        options: for from_pretrained.    prompts: number of places; the 32 ids from each place are a prompt.
+        options: for from_pretrained.    prompts: number of prompts, which are 32 tokens of the text each.
         """
         import torch
 

@@ -52,7 +52,7 @@ def write(folder: Path, out: Path) -> None:
 
 
 def check(settings: dict[str, Any]) -> str:
-    """The model type, if llama.cpp computes what these settings of config.json say. ValueError: it does not."""
+    """The model type of settings in config.json. ValueError: llama.cpp does not compute this model."""
     kind = settings["model_type"]
     if kind not in ONLY_VALUE:
         raise ValueError(f"llama.cpp is measured with {' and '.join(ONLY_VALUE)} only, and this model is {kind}")

@@ -31,8 +31,8 @@ from peers.worker import Worker, environment
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).parents[2] / "support" / "text.txt"
-# Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
-# with large matrices the text never repeats, and any difference between two libraries shows at once.
+# Scale of random matrices, relative to initialization. A new GPT-2 repeats one token forever in any dtype;
+# with large matrices the text never repeats, and differences between libraries are visible immediately.
 TAME, WILD = 1, 5
 SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run. model: None stands for random weights of published sizes."""
+    """Settings of a run. model: None for random weights of published sizes."""
 
     model: str | None = None
     threads: int = 2
@@ -59,7 +59,7 @@ class Settings:
 class Runner:
     """One side of a comparison: an engine from `engines.py` with its options for loading a model.
 
-    converter: method of `engines.Converter` that makes the library's own file.    python: one that has the library.
+    converter: method of `engines.Converter` that writes the library's file.    python: a Python with the library.
     """
 
     library: str
@@ -76,26 +76,26 @@ class Runner:
 
 @dataclass(frozen=True)
 class Peer:
-    """A library that is measured beside this package.
+    """A library that is compared with this package.
 
-    weights: ours -> the peer's with as many bits, and the options of its engine; for another way to compute with them
-    the key goes on after a hyphen.    families: None for all.
-    variable: environment variable that names a Python with the library, if that does not fit into ours.
+    weights: ours -> the peer's with as many bits, and the options of its engine; a suffix after a hyphen names another
+    way to compute with them.    families: None for all.
+    variable: environment variable that names a Python with the library, if it is incompatible with ours.
     """
 
     library: str
     engine: str
     package: str  # pip's name, for its version
-    install: str  # how to get it
+    install: str  # the command that installs it
     weights: Mapping[str, tuple[str, Mapping[str, str]]]
-    modules: tuple[str, ...] = ()  # what this Python must have
+    modules: tuple[str, ...] = ()  # the module that this Python must have
     converter: str | None = None
     families: tuple[str, ...] | None = None
     variable: str | None = None
 
     @property
     def python(self) -> str | None:
-        """The Python that has the library, or None."""
+        """The Python with the library, or None."""
         if self.variable:
             return shutil.which(os.environ.get(self.variable, ""))
         return sys.executable if all(util.find_spec(module) for module in self.modules) else None
@@ -129,17 +129,17 @@ PEERS = (
     Peer(
         library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
         install="pip install llama-cpp-python gguf",
-        # Keys and values in float32, too, so that F32 gives the same ids as the others.
+        # Keys and values in float32, too, so that F32 generates the same tokens as the others.
         weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
                  "nf4": ("Q4_0", {})},
         converter="gguf", families=("gpt2", "llama"),
     ),
-    # In a Python of its own: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
+    # In a separate Python: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
     Peer(
         library="OpenVINO", engine="OpenVINO", package="openvino",
         install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
         weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
-                 # It rounds what goes into products to 8 bits or bfloat16, unless it is told not to.
+                 # By default, it rounds the inputs of products to 8 bits or bfloat16.
                  "int8": ("int8", {}), "int8-f32": ("int8-f32", {"precision": "f32"}),
                  "nf4": ("int4", {}), "nf4-f32": ("int4-f32", {"precision": "f32"})},
         converter="openvino", variable="MINHUB_BENCH_OPENVINO",
@@ -149,7 +149,7 @@ PEERS = (
 
 @dataclass
 class Case:
-    """The result of a case. values: numbers besides the rows.    notes: text below the table."""
+    """The result of a case. values: further numbers.    notes: text below the table."""
 
     title: str
     rows: list[Row]
@@ -182,25 +182,25 @@ class Subject:
             raise LeftOutError(str(error)) from error
 
     def fits(self, lengths: Sequence[int], more: int = 0) -> list[int]:
-        """The lengths that fit into the context, with `more` ids after them. LeftOutError: none fits."""
+        """The lengths that fit into the context, with `more` tokens after them. LeftOutError: none fits."""
         fitting = [length for length in lengths if self.context is None or length + more <= self.context]
         if not fitting:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
 
     def room(self, known: int, new: int) -> int:
-        """How many ids, at most `new`, the context holds after `known` ids. LeftOutError: fewer than two."""
+        """The number of tokens, at most `new`, that fit the context after `known` ones. LeftOutError: fewer than two."""
         self.fits([known + 2])
         return new if self.context is None else min(new, self.context - known)
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
-        """Random ids, always the same for the same length and seed."""
+        """Random token IDs, always the same for the same length and seed."""
         draw = random.Random(1000 * seed + length)
         return [draw.randrange(self.vocabulary) for _ in range(length)]
 
 
 class Bench:
-    """A run of the benchmark: its settings, the models that it created, and what was left out."""
+    """A run of the benchmark: its settings, the models that it created, and the omitted cases and libraries."""
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self.settings = settings
@@ -218,7 +218,7 @@ class Bench:
         return quick if self.settings.quick else full
 
     def leave_out(self, line: str) -> None:
-        """Print and record, once, what is not measured."""
+        """Print and record an omission once."""
         if line not in self.left_out:
             self.left_out.append(line)
             note(f"Note: {line}")
@@ -251,7 +251,7 @@ class Bench:
             return subject.folder
         place = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
         if not place.exists():
-            part = place.with_name(f"part-{place.name}")  # what fails halfway is not taken for the whole
+            part = place.with_name(f"part-{place.name}")  # an incomplete file does not have the final name
             with self.worker("Converter", runner.python) as writer:
                 writer.ask(runner.converter, folder=str(subject.folder), out=str(part), weights=runner.weights)
             part.rename(place)
@@ -303,8 +303,8 @@ class Bench:
     def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
         """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
 
-        What is not installed is left out, with a line that says how to get it. A peer without the family, or without
-        weights of as many bits, is left out silently.
+        Libraries that are not installed are omitted, with a line that names the command to install them. A peer without
+        the architecture, or without weights of as many bits, is omitted silently.
         """
         runners = []
         for peer in PEERS:
@@ -325,7 +325,7 @@ class Bench:
         return self.peers(subject, *weights, only=["transformers"])
 
     def ours_on_files(self, peers: Sequence[Runner]) -> list[Runner]:
-        """Runners of this package on the files of llama.cpp in 8 and 4 bits, as they lie there."""
+        """Runners of this package on the files of llama.cpp in 8 and 4 bits, with their blocks."""
         results = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
         return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in results]
 

@@ -59,7 +59,7 @@ CURVES: dict[str, tuple[str, str, str, Column | None]] = {
 def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> Iterator[list[tuple[str, float]]]:
     """For each row: at each point the fastest peer with weights of as many bits, and the row's speed relative to it.
 
-    times: those of a row, one for each point, lower is better. The list is empty for a peer, and where no peer has as
+    times: the times of a row, one for each point, lower is better. The list is empty for a peer, and if no peer has as
     many bits.
     """
     kinds = [row["runner"].rpartition(" ") for row in rows]
@@ -79,7 +79,7 @@ def best_cells(best: Sequence[tuple[str, float]]) -> list[str]:
 
 
 def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the table of a case. A curve has the ratios to the best peers in a row of their own."""
+    """Headings and rows of the table of a case. The ratios of a curve to the best peers are in a separate row."""
     if columns := COLUMNS.get(name):
         rows = case["rows"]
         if columns is DECODING:
@@ -110,7 +110,7 @@ def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
 
 
 def cell(row: Row, column: Column) -> str:
-    """A formatted value; a dash if there is none."""
+    """A formatted value; a dash for None."""
     _, source, form = column
     value = source(row) if callable(source) else row.get(source)
     return "-" if value is None else format(value, form)
@@ -149,7 +149,7 @@ KEPT = {"GB/s", "MB/s", "ms", "s"}
 
 
 def show_tail(result: Result) -> None:
-    """Print what was left out or failed, below all tables."""
+    """Print omissions and failures, below all tables."""
     lines = [*result["left_out"], *(f"FAILED: {name}: {reason}" for name, reason in result["failed"].items())]
     if lines:
         click.echo()
