@@ -56,7 +56,9 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     for case in CASES:
         expected = torch.from_numpy(np.load(folder / base / case / "logits.npy"))
         adapted = model.adapter(case)
-        assert (call(adapted, ids) - expected).abs().max() <= 1e-6  # PEFT itself differs so much between processors
+        assert (
+            call(adapted, ids) - expected
+        ).abs().max() <= 1e-6  # PEFT differs between processors
         exact = double.adapter(case).double()
         assert (call(exact, ids) - expected).abs().max() <= 4e-7
     expected = torch.from_numpy(np.load(folder / base / "base_logits.npy"))
@@ -64,7 +66,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     assert model.adapter(None) is model
 
 
-@pytest.mark.filterwarnings("ignore")  # those of PEFT about transformers
+@pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
 @pytest.mark.parametrize("name", MODELS)
 def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> None:
     """Large random factors, LoRA and DoRA, in both directions; tensors stay bitwise the same."""

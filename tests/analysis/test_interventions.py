@@ -148,7 +148,7 @@ def test_a_projected_out_direction_and_a_mean_are_what_they_say(name: str) -> No
 
 @pytest.mark.parametrize("name", CACHES)
 def test_generate_and_score_with_a_cache_equal_the_forward_pass(name: str) -> None:
-    """Positions are those of the text, whether it is computed in one call, in chunks or token by token."""
+    """Positions refer to the text, also if it is computed in chunks or token by token."""
     model = model_of(name)
     ids, other_ids = texts_of(20, 12)
     size = Points(model).find_one("layers.1.resid").size

@@ -133,9 +133,7 @@ def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
 
 
-SENTENCES: dict[
-    str, list[Any]
-] = {  # 3 texts, if the columns text and who tell them apart; the first is apart from none
+SENTENCES: dict[str, list[Any]] = {  # 3 texts by the columns text and who
     "text": [1, 1, 1, None, 1, 1, 2, 2, 2, 2],
     "who": ["a", "a", "a", "a", "NA", "b", "b", "b", "b", "b"],
     "word": ["ab", "cd", "ba", "ed", "fe", "ab", "cd", "", "eX", "X"],

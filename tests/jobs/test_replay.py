@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path, model: str) -> Path:
-    """The manifest of a `score` job whose model lies beside it."""
+    """The manifest of a `score` job whose model is in the same folder."""
     shutil.copytree(model, tmp_path / "model")
     file = write_csv(tmp_path / "in.csv", random_texts(30))
     done("score", tmp_path / "model", file, "--out", tmp_path / "out.csv", "--manifest", tmp_path / "job.json")

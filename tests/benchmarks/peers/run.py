@@ -189,7 +189,7 @@ class Subject:
         return fitting
 
     def room(self, known: int, new: int) -> int:
-        """The number of tokens, at most `new`, that fit the context after `known` ones. LeftOutError: fewer than two."""
+        """The number of tokens, at most `new`, that fit the context after `known`. LeftOutError: fewer than two."""
         self.fits([known + 2])
         return new if self.context is None else min(new, self.context - known)
 
