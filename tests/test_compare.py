@@ -288,7 +288,7 @@ def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path
 
 
 def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
-    """A worker imports the package `peers`, but no other module of this environment. The reason is a missing package."""
+    """A worker imports the package `peers`, but no other module of this environment. The reason names a package."""
     venv.create(tmp_path / "ov", with_pip=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("MINHUB_BENCH_OPENVINO", str(tmp_path / "ov/bin/python"))

@@ -56,9 +56,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     for case in CASES:
         expected = torch.from_numpy(np.load(folder / base / case / "logits.npy"))
         adapted = model.adapter(case)
-        assert (
-            call(adapted, ids) - expected
-        ).abs().max() <= 1e-6  # PEFT differs between processors
+        assert (call(adapted, ids) - expected).abs().max() <= 1e-6  # PEFT differs between processors
         exact = double.adapter(case).double()
         assert (call(exact, ids) - expected).abs().max() <= 4e-7
     expected = torch.from_numpy(np.load(folder / base / "base_logits.npy"))

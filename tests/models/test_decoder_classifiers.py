@@ -9,6 +9,7 @@ import pytest
 import torch
 from paths import TEXT
 from random_weights import draw
+from references import assert_close
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -124,11 +125,6 @@ def rows_of() -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(1, 61, (3, 40), generator=torch.Generator().manual_seed(1))
     ids[1, 30:], ids[2, 3:] = 0, 0
     return ids, (ids != 0).long()
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 @torch.no_grad()

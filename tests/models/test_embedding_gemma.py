@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from random_weights import draw
+from references import assert_close
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
@@ -88,11 +89,6 @@ def states(folder: Path, ids: list[int]) -> torch.Tensor:
 def texts_of(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(4, 61, (length,), generator=generator).tolist() for length in lengths]
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 def test_hidden_states_match_transformers(folder: Path, model: Any) -> None:

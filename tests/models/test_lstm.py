@@ -2,11 +2,11 @@
 
 import json
 import re
-from itertools import cycle
 
 import pytest
 import torch
 from real_data import real_data
+from references import assert_identical, read
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -117,13 +117,6 @@ def test_a_state_dict_alone_is_a_model(names, tmp_path):
     assert torch.equal(again(some_ids(model)), model(some_ids(model)))
 
 
-def assert_identical(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert torch.equal(actual[name], tensor), name
-
-
 def equations(weights, ids, layers, tied):
     """Logits (B, T, V) in float64 by the LSTM's equations, one position at a time.
 
@@ -174,17 +167,6 @@ def assert_close(actual, expected, tolerance=5e-5):
     assert actual.shape == expected.shape
     assert expected.abs().max() > 10, "the test's own weights are too small to show a difference"
     assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
-
-
-@torch.no_grad()
-def read(model, ids, sizes, cache):
-    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`."""
-    parts, position = [], 0
-    for size in cycle(sizes):
-        parts.append(model(ids[:, position : position + size], cache))
-        position += size
-        if position >= ids.shape[1]:
-            return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize("name", CASES)

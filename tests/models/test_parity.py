@@ -16,6 +16,7 @@ import pytest
 import torch
 from cases import ARCHITECTURES
 from pairs import in_pairs
+from references import assert_identical, read
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
@@ -119,17 +120,6 @@ def assert_close(actual, expected, tolerance=TOLERANCE):
 
 def first(error):
     return int((error > TOLERANCE).int().argmax())
-
-
-@torch.no_grad()
-def read(model, ids, sizes, cache):
-    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`."""
-    parts, position = [], 0
-    for size in cycle(sizes):
-        parts.append(model(ids[:, position : position + size], cache))
-        position += size
-        if position >= ids.shape[1]:
-            return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize(("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]]))
@@ -308,13 +298,6 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
 
 def tensors_in(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
-def assert_identical(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize("shards", ["one-file", "shards"])

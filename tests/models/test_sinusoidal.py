@@ -3,13 +3,14 @@
 import json
 import pickle
 import re
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import succeeded
+from references import assert_close, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -97,11 +98,6 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_pytorch(load: Any, name: str) -> None:
@@ -113,13 +109,7 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
         assert expected.abs().max() > 3
         assert_close(model(ids), expected)
         for pieces in ([1], [3, 1, 11, 1, 2]):
-            cache, logits, position = model.new_cache(rows, LENGTH), [], 0
-            for size in cycle(pieces):
-                logits.append(model(ids[:, position : position + size], cache))
-                position += size
-                if position >= LENGTH:
-                    break
-            assert_close(torch.cat(logits, dim=1), expected)
+            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), expected)
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from references import assert_close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, T5ForConditionalGeneration
@@ -109,11 +110,6 @@ def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.
         input_ids=source, attention_mask=torch.ones_like(source), decoder_input_ids=ids, use_cache=False
     ).logits
     return logits
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @torch.no_grad()

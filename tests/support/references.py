@@ -1,6 +1,7 @@
 """Models of transformers in the cases of tests/support/cases, their hidden states, and random token IDs."""
 
 import json
+from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,11 +29,18 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+def assert_identical(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert torch.equal(actual[name], tensor), name
+
+
 @torch.no_grad()
-def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text in chunks of `sizes`, which are repeated until its end."""
+def read(model: Any, ids: torch.Tensor, sizes: list[int], cache: Any) -> torch.Tensor:
+    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`, which are repeated until the end."""
     logits, position = [], 0
-    for size in cycle(pieces):
+    for size in cycle(sizes):
         if position >= ids.size(1):
             return torch.cat(logits, dim=1)
         logits.append(model(ids[:, position : position + size], cache))

@@ -27,7 +27,6 @@ from weights_map.engine import (
     Row,
     Table,
     cat,
-    deinterleave,
     drop,
     same,
     split,
@@ -383,24 +382,13 @@ def test_index_inside_a_word_counts_layers() -> None:
         weights_map.to_native("lstm", tensors)
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_deinterleave_separates_alternating_columns(dim: int) -> None:
-    """As in GPT-OSS: even columns belong to gate, odd columns to up."""
-    table = Table("toy", (Row("gate_up", ("gate", "up"), deinterleave(2, dim)),))
-    hub = {"gate_up": torch.randn(4, 6, 8)}
-    native = Mapped(table, hub, "hub")
-    assert torch.equal(native["gate"], hub["gate_up"].transpose(0, dim)[0::2].transpose(0, dim))
-    assert torch.equal(native["up"], hub["gate_up"].transpose(0, dim)[1::2].transpose(0, dim))
-    assert torch.equal(Mapped(table, dict(native), "native")["gate_up"], hub["gate_up"])
-
-
 HEADS, EXPERTS_EACH = 2, 3
 # Operations, the number of Hub and of native templates, and the shape of a Hub tensor.
 OPERATIONS = [
     (same, 1, 1, (3, 5)), (transpose, 1, 1, (3, 5)), (cat(3), 3, 1, (2, 5)), (cat(2, dim=1), 2, 1, (2, 5)),
-    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)), (deinterleave(2, dim=-1), 1, 2, (3, 8)),
-    (deinterleave(3, dim=0), 1, 3, (6,)), (ungroup_heads(3, "heads"), 1, 1, (12, 5)),
-    (ungroup_heads(2, "heads"), 1, 1, (8,)), (stack("experts"), 1, 1, (4, 2)),
+    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)),
+    (ungroup_heads(3, "heads"), 1, 1, (12, 5)), (ungroup_heads(2, "heads"), 1, 1, (8,)),
+    (stack("experts"), 1, 1, (4, 2)),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 
