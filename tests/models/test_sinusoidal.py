@@ -21,7 +21,6 @@ from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.models.sinusoidal import SinusoidalConfig
 
-TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 40
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 8,
          "intermediate_size": 44, "max_position_embeddings": 48}  # fmt: skip

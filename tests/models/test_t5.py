@@ -35,7 +35,6 @@ from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Model, Session
 
-TOLERANCE = 5e-5  # of the largest logit
 VOCABULARY = 61
 SMALL = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 44,
          "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
