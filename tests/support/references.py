@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,21 @@ def read(model: Any, ids: torch.Tensor, sizes: list[int], cache: Any) -> torch.T
         logits.append(model(ids[:, position : position + size], cache))
         position += size
     raise AssertionError
+
+
+def save_reference(settings: Mapping[str, Any], folder: Path, auto_class: str = "ForCausalLM", **options: Any) -> Any:
+    """transformers' model of a config.json, in eval mode, with large random weights. Saves it with these settings."""
+    import transformers
+
+    # A copy: transformers adds missing rope_parameters to the dict.
+    config = transformers.AutoConfig.for_model(**deepcopy(dict(settings)))
+    reference = getattr(transformers, f"AutoModel{auto_class}").from_config(config, **options).eval()
+    draw(reference)
+    reference.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    # The settings of the case, in old or new spelling, and not as transformers writes them.
+    (folder / "config.json").write_text(json.dumps(settings))
+    return reference
 
 
 def texts_of(*lengths: int) -> list[list[int]]:
