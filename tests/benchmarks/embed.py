@@ -23,7 +23,7 @@ from minhub_py.analysis.embeddings import TOKENS
 @torch.inference_mode()
 def reference(model: Any, texts: list[list[int]]) -> Tensor:
     """The same by transformers."""
-    order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
     results = torch.empty(len(texts), model.config.n_embd)
     while order:
         rows, order = order[: TOKENS // len(texts[order[0]])], order[TOKENS // len(texts[order[0]]) :]

@@ -131,8 +131,8 @@ if __name__ == "__main__":
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--kinds", default="float32,int8,nf4", help=f"of {', '.join(KINDS)}")
     args = parser.parse_args()
-    wanted = args.kinds.split(",")
-    if unknown := set(wanted) - KINDS.keys():
+    kinds = args.kinds.split(",")
+    if unknown := set(kinds) - KINDS.keys():
         parser.error(f"--kinds: {', '.join(sorted(unknown))}; give some of {', '.join(KINDS)}")
     for chosen in args.sizes or SIZES:
-        measure(chosen, wanted, args.prompt, args.new)
+        measure(chosen, kinds, args.prompt, args.new)

@@ -53,9 +53,9 @@ def predictions(model: LanguageModel, parts: list[list[int]], forward: bool = Fa
     return [runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
 
 
-def report(name: str, kind: str, found: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
-    divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, found, strict=True)]
-    surprisals = [-q[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for q, ids in zip(found, parts, strict=True)]
+def report(name: str, kind: str, actual: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
+    divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, actual, strict=True)]
+    surprisals = [-q[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for q, ids in zip(actual, parts, strict=True)]
     perplexity = math.exp(torch.cat(surprisals).mean())
     print(f"{Path(name).name[:30]:32}{kind:16}{torch.cat(divergences).mean():10.5f}{perplexity:12.3f}", flush=True)
 

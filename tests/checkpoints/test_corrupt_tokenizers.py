@@ -45,11 +45,12 @@ def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
     trials = Trials(bpe, use_tokenizer)
     for _ in range(500):
         content, junk = json.loads(complete), rng.choice(JUNK)
-        place = content
+        container = content
         path = []
-        while isinstance(place, dict | list) and place and (not path or rng.random() < 0.7):
-            parent, key = place, rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
-            place = parent[key]
+        while isinstance(container, dict | list) and container and (not path or rng.random() < 0.7):
+            keys = list(container) if isinstance(container, dict) else range(len(container))
+            parent, key = container, rng.choice(keys)
+            container = parent[key]
             path.append(key)
         parent[key] = "<junk>"
         label, data = f"{path} = {brief(junk)}", to_json(content, junk).encode()
@@ -209,16 +210,16 @@ def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path)
 
 def test_wrong_types_in_tekken_files_are_rejected_or_harmless(model_files: dict[str, bytes], tmp_path: Path) -> None:
     trials = Trials(tmp_path, use_tokenizer)
-    places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
-    places += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
-    places += [["vocab", 7, name] for name in ("rank", "token_bytes")]
-    places += [["special_tokens", 1, name] for name in ("rank", "token_str")]
-    for place in places:
+    paths: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
+    paths += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
+    paths += [["vocab", 7, name] for name in ("rank", "token_bytes")]
+    paths += [["special_tokens", 1, name] for name in ("rank", "token_str")]
+    for path in paths:
         for junk in JUNK:
             content = json.loads(model_files["tekken.json"])
-            parent = reduce(lambda value, key: value[key], place[:-1], content)
-            parent[place[-1]] = "<junk>"
-            trials.run("tekken.json", to_json(content, junk).encode(), f"{place} = {brief(junk)}")
+            parent = reduce(lambda value, key: value[key], path[:-1], content)
+            parent[path[-1]] = "<junk>"
+            trials.run("tekken.json", to_json(content, junk).encode(), f"{path} = {brief(junk)}")
     trials.end(200, 5)
 
 

@@ -160,13 +160,13 @@ def test_rank_pooling_is_rejected(tmp_path: Path) -> None:
 # --- Tokenizers
 
 
-def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
+def assert_same_ids(ours: Tokenizer, reference: Tokenizer) -> None:
     previous = "and so on"
     for text in texts():
         for pair in ((text,), (text, previous)):
-            actual, expected = ours.encode(*pair), theirs.encode(*pair)
+            actual, expected = ours.encode(*pair), reference.encode(*pair)
             assert (actual.ids, actual.type_ids) == (expected.ids, expected.type_ids), pair
-            assert ours.decode(actual.ids) == theirs.decode(actual.ids)
+            assert ours.decode(actual.ids) == reference.decode(actual.ids)
         previous = text
 
 

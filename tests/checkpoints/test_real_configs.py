@@ -23,7 +23,7 @@ BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.46.0", "use
 
 
 def settings(model_type: str, C: int, inner: int, layers: int, heads: int, groups: int, vocab: int, context: int,
-             **more: Any) -> Settings:  # fmt: skip
+             **settings: Any) -> Settings:  # fmt: skip
     return {
         **BOOKKEEPING,
         "model_type": model_type,
@@ -36,7 +36,7 @@ def settings(model_type: str, C: int, inner: int, layers: int, heads: int, group
         "max_position_embeddings": context,
         "hidden_act": "silu",
         "initializer_range": 0.02,
-        **more,
+        **settings,
     }
 
 

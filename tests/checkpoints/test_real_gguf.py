@@ -151,9 +151,9 @@ ROUNDED = {"F32": lambda x: x, "F16": lambda x: x.half().float(), "BF16": lambda
 
 
 def cost_of_rounding(
-    model: Any, ids: list[int], whole: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
+    model: Any, ids: list[int], exact: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> float:
-    """Mean difference from the log-probabilities `whole` with inputs rounded as in llama.cpp.
+    """Mean difference from the log-probabilities `exact` with inputs rounded as in llama.cpp.
 
     The result differs from llama.cpp's, since after a few layers the two round differently. The distance is similar.
     """
@@ -163,7 +163,7 @@ def cost_of_rounding(
         # A table of llama.cpp has GELU in float16.
         patch.setattr(F, "gelu", lambda x, **options: gelu(x.half().float(), **options).half().float())
         actual = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
-    return (actual - whole).abs().mean().item()
+    return (actual - exact).abs().mean().item()
 
 
 @pytest.fixture(scope="module")

@@ -41,28 +41,28 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def test_sentencepiece_models_match_the_library(kind: tuple[Path, Any]) -> None:
-    folder, theirs = kind
+    folder, reference = kind
     ours = tokenizer_from_pretrained(str(folder))
     again = Tokenizer.from_str(ours.to_str())
     model = json.loads(ours.to_str())["model"]["type"]
     has_table = "Precompiled" in ours.to_str()
     ties = 0
     for text in texts(1500):
-        actual, expected = ids_of(ours, text), theirs.encode(text)
+        actual, expected = ids_of(ours, text), reference.encode(text)
         assert ids_of(again, text) == actual
-        if has_table and ours.normalizer.normalize_str(text) != theirs.normalize(text):
+        if has_table and ours.normalizer.normalize_str(text) != reference.normalize(text):
             # The only known difference: the library applies the character map to graphemes.
             assert any(part in text for part in JOINED) or not text.isascii()
             continue
         if actual != expected:
             # Ties between splits: SentencePiece adds scores in 32 bits, the library in 64.
             assert model == "Unigram", text
-            scores = (sum(map(theirs.get_score, ids)) for ids in (actual, expected))
+            scores = (sum(map(reference.get_score, ids)) for ids in (actual, expected))
             assert next(scores) == pytest.approx(next(scores), abs=1e-3), text
             ties += 1
         if "\u2581" not in text:
             decoded = ours.decode(expected, skip_special_tokens=False)
-            assert decoded.replace("<unk>", " \u2047 ") == theirs.decode(expected)
+            assert decoded.replace("<unk>", " \u2047 ") == reference.decode(expected)
     assert ties < 150
 
 
@@ -145,13 +145,13 @@ def write_tekken(path: Path, ranks: list[bytes], special: list[str] | None = Non
 
 
 def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: int = 0) -> None:
-    theirs = tiktoken.Encoding(
+    reference = tiktoken.Encoding(
         "test", pat_str=pattern, mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
     )
     again = Tokenizer.from_str(ours.to_str())
     for text in texts(1500):
         composed = ours.normalizer.normalize_str(text) if ours.normalizer else text
-        expected = [shift + id for id in theirs.encode(composed)]
+        expected = [shift + id for id in reference.encode(composed)]
         assert ids_of(ours, text) == ids_of(again, text) == expected, text
         assert ours.decode(expected) == composed
 
@@ -167,9 +167,9 @@ def test_llama3_tokenizer_model_matches_tiktoken(
     equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
     n = len(ranks)
     assert tokenizer.get_vocab_size() == n + 256
-    places = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
+    special_tokens = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
               6: "<|start_header_id|>", 7: "<|end_header_id|>", 255: "<|reserved_special_token_247|>"}  # fmt: skip
-    assert {place: tokenizer.id_to_token(n + place) for place in places} == places
+    assert {number: tokenizer.id_to_token(n + number) for number in special_tokens} == special_tokens
     assert tokenizer.encode("a<|eot_id|>").ids == [n, *ids_of(tokenizer, "a"), n + 9]
     assert tokenizer.decode(tokenizer.encode("a<|eot_id|>").ids) == "a"
 

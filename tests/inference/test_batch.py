@@ -73,7 +73,7 @@ def run(batch: Batch) -> dict[int, list[Event]]:
     return result
 
 
-def told(events: list[Event]) -> list[tuple]:
+def comparable(events: list[Event]) -> list[tuple]:
     """The values of events that do not depend on other rows."""
     return [(event.id, event.logprob, event.end) for event in events]
 
@@ -90,7 +90,7 @@ def alone():
             for number in range(len(ROWS)):
                 batch = Batch(model, 1, 200)
                 admit(batch, number)
-                batches.append(told(run(batch)[1]))
+                batches.append(comparable(run(batch)[1]))
             results[name, dtype] = batches
         return results[name, dtype]
 
@@ -177,9 +177,9 @@ def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str
         assert rows.keys() == actual.keys()
         for row, number in rows.items():
             if row in retired:
-                assert told(actual[row]) == expected[number][: len(actual[row])]
+                assert comparable(actual[row]) == expected[number][: len(actual[row])]
             else:
-                assert told(actual[row]) == expected[number]
+                assert comparable(actual[row]) == expected[number]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -215,7 +215,7 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
         tail = text(9, 5)
         first = Batch(model, 1, 200)
         first.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True)
-        expected = told(run(first)[1])
+        expected = comparable(run(first)[1])
         for steps in (
             1,
             4,
@@ -231,7 +231,7 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
                 actual = [event for event in batch.step() if event.row == row]
             actual += run(batch)[row]
-            assert told(actual) == expected
+            assert comparable(actual) == expected
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
             # A state exists after the last token only, and a full ring has lost the beginning.
             assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
@@ -271,7 +271,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
         batch = Batch(model, 1, 200, chunk=1000)
         batch.admit(ids, 12, sampling=Sampling(temperature=0.9), generator=torch.Generator().manual_seed(len(ids)),
                     logprobs=True)  # fmt: skip
-        return told(run(batch)[1])
+        return comparable(run(batch)[1])
 
     expected = [alone(ids) for ids in prompts]
     batch, read = Batch(model, 3, 200, prefix_bytes=10**6, chunk=5), []
@@ -290,7 +290,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             batch.retire(row)
             retired.add(row)
     for row, number in rows.items():
-        events = told(actual.get(row, []))
+        events = comparable(actual.get(row, []))
         assert events == (expected[number][: len(events)] if row in retired else expected[number])
     assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state exists after the last token only, and a ring loses its beginning
@@ -321,15 +321,15 @@ def test_kept_texts_stay_within_their_bytes() -> None:
     assert first not in [prefix.ids for prefix in batch.prefixes.entries]
 
 
-@pytest.mark.parametrize("given", [[], text(3, 7)])
-def test_the_most_likely_ids_match_the_logits(given: list[int]) -> None:
+@pytest.mark.parametrize("targets", [[], text(3, 7)])
+def test_the_most_likely_ids_match_the_logits(targets: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
-    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=given, logprobs=True, top=3)
+    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=targets, logprobs=True, top=3)
     for event in run(batch)[1]:
         values = [logprob for _, logprob in event.top]
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
-        assert given or event.top[0] == (event.id, event.logprob)
+        assert targets or event.top[0] == (event.id, event.logprob)
         assert dict(event.top).get(event.id, event.logprob) == event.logprob
 
 
@@ -350,7 +350,7 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
         if not len(batch):
             break
     for row, number in rows.items():
-        ids, logprobs, ends = zip(*told(result[row]), strict=True)
+        ids, logprobs, ends = zip(*comparable(result[row]), strict=True)
         wanted_ids, wanted_logprobs, wanted_ends = zip(*alone(name, "float32")[number], strict=True)
         assert (ids, ends) == (wanted_ids, wanted_ends)
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)

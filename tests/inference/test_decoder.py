@@ -87,9 +87,9 @@ def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
     wrong = [(id + 1) % 61 for id in ids]
     runner, cache = NativeRunner(model), new_cache(model)
     assert cache.layers[0][0].size(2) == window + MAX_TOKENS
-    for place, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        actual = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
-        assert_close(actual[:1], expected[place : place + 1])
+    for position, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
+        actual = extend(runner, [[ids[position], *wrong[position + 1 : position + 1 + drafted]]], cache)
+        assert_close(actual[:1], expected[position : position + 1])
         cache.truncate(0, len(actual) - 1)
 
 

@@ -214,10 +214,10 @@ def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
 
 def test_hooks_receive_every_id() -> None:
     for name in ARCHITECTURES:
-        model, seen = new(name), []
-        model.register_forward_hook(lambda _, inputs, __, seen=seen: seen.extend(inputs[0][0].tolist()))
+        model, recorded = new(name), []
+        model.register_forward_hook(lambda _, inputs, __, recorded=recorded: recorded.extend(inputs[0][0].tolist()))
         [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
-        assert seen == [1, 2, 3, *ids[:-1]]
+        assert recorded == [1, 2, 3, *ids[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -246,16 +246,16 @@ def test_scores_of_long_prompts_match_pytorch(plain) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_nan_weights_are_reported_by_name(kernel, dtype, bad) -> None:
-    places = {
+    parameters = {
         "gpt2": ("h.1.mlp.c_fc.bias", "ln_f.weight", "h.0.attn.c_attn.weight"),
         "gptneo": ("wte.weight",),
         "lstm": ("head.weight", "lstm.bias_hh_l0"),
     }
-    for name, place in ((name, place) for name, family_places in places.items() for place in family_places):
+    for name, path in ((name, path) for name, names in parameters.items() for path in names):
         model = new(name)
         with torch.no_grad():
-            model.get_parameter(place).fill_(bad)
-        if place == "lstm.bias_hh_l0" and bad == torch.inf:
+            model.get_parameter(path).fill_(bad)
+        if path == "lstm.bias_hh_l0" and bad == torch.inf:
             continue  # its gates are then 1 or 0
         if dtype == "int8":
             quantize(model, dtype)

@@ -175,18 +175,18 @@ def test_a_model_that_is_switched_while_its_text_comes(change) -> None:
 def test_nobody_sees_eval_mode_while_a_text_is_read() -> None:
     """The state that another thread would see, or that an interrupt would leave."""
     for family, change in (("gpt2", double), ("gpt2", hook), ("gptneo", forward_of_a_layer)):
-        model, seen = new(family), []
+        model, recorded = new(family), []
         change(model)
 
-        def act(x, model=model, seen=seen):
-            seen.append(all(module.training for module in model.modules()))
+        def act(x, model=model, recorded=recorded):
+            recorded.append(all(module.training for module in model.modules()))
             return F.gelu(x)
 
         model.h[0].mlp.act = act
         generate(model, PROMPTS, 5, seed=1)
         score(model, PROMPTS)
-        assert len(seen) > 5
-        assert all(seen)
+        assert len(recorded) > 5
+        assert all(recorded)
 
 
 @pytest.mark.parametrize("change", [double, hook])

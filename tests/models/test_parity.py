@@ -200,7 +200,7 @@ def test_the_window_ends_with_the_current_position(window):
     layer = {"attention_types": [[["local"], 1]], "num_layers": 1, "window_size": window}
     reference, model = twins("gpt_neo-all-local", **layer)
 
-    def seen(logits):
+    def visible(logits):
         """Whether position t (row) attends to position p (column): whether a change at p changes its logits."""
         before = logits(ids)
         changed = [torch.cat([ids[:, :p], (ids[:, p : p + 1] + 1) % 61, ids[:, p + 1 :]], dim=1) for p in range(16)]
@@ -209,11 +209,11 @@ def test_the_window_ends_with_the_current_position(window):
     ids = some_ids(reference, rows=1)[:, :16]
     ones = torch.ones(16, 16, dtype=torch.bool)
     expected = ones.tril() & ~ones.tril(-window)
-    assert torch.equal(seen(lambda ids: logits_of(reference, ids)), expected)
+    assert torch.equal(visible(lambda ids: logits_of(reference, ids)), expected)
     with torch.no_grad():
-        assert torch.equal(seen(model), expected)
+        assert torch.equal(visible(model), expected)
     for sizes in ([1], [5]):
-        assert torch.equal(seen(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
+        assert torch.equal(visible(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gpt_neo")])
@@ -328,7 +328,7 @@ def test_transformers_loads_saved_models(name, dtype, shards, tmp_path):
 def test_saved_settings_are_those_of_the_original(load, name, tmp_path):
     reference, model, folder, _, _ = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    actual, expected = (json.loads((place / "config.json").read_text()) for place in (tmp_path, folder))
+    actual, expected = (json.loads((path / "config.json").read_text()) for path in (tmp_path, folder))
     shared = actual.keys() & expected.keys()
     assert {key: actual[key] for key in shared} == {key: expected[key] for key in shared}
     assert shared >= {*CASES[name], "model_type", "architectures"}

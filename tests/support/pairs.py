@@ -16,10 +16,10 @@ def in_pairs(*axes: Sequence[Any]) -> list[Any]:
     order = sorted(range(len(axes)), key=lambda axis: -len(axes[axis]))
     *longer, shortest = order
 
-    def chosen(places: tuple[int, ...]) -> bool:
-        return places[shortest] == sum(places[axis] for axis in longer) % len(axes[shortest])
+    def chosen(indices: tuple[int, ...]) -> bool:
+        return indices[shortest] == sum(indices[axis] for axis in longer) % len(axes[shortest])
 
     return [
-        pytest.param(*values, marks=[] if chosen(places) else [pytest.mark.soak])
-        for places, values in zip(product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True)
+        pytest.param(*values, marks=[] if chosen(indices) else [pytest.mark.soak])
+        for indices, values in zip(product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True)
     ]

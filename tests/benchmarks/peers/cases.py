@@ -381,8 +381,8 @@ def start(bench: Bench) -> Case:
     generate = [*command, "generate", folder, PROMPT, "-n", "1", "--temperature", "0"]
     steps: dict[str, Callable[[], float]] = {"minhub generate": partial(first_text, bench, generate)}
     if bench.transformers(subject, "float32"):
-        theirs = [sys.executable, "-c", FIRST, folder, PROMPT, str(bench.settings.threads)]
-        steps["transformers generate()"] = partial(first_text, bench, theirs)
+        command = [sys.executable, "-c", FIRST, folder, PROMPT, str(bench.settings.threads)]
+        steps["transformers generate()"] = partial(first_text, bench, command)
     steps["minhub --help"] = partial(first_text, bench, [*command, "--help"], after="")
     steps["import minhub_py"] = lambda: bench.fresh(IMPORT)["seconds"]
     steps["Python by itself"] = partial(first_text, bench, [sys.executable, "-c", "print(1)"], after="")
@@ -390,10 +390,10 @@ def start(bench: Bench) -> Case:
     rows = [{"what": name, "ms": 1000 * median(seconds), "seconds": seconds} for name, seconds in measured.items()]
     case = Case(f"Milliseconds from the start of a process to its first text: {subject.name}", rows)
     if "transformers generate()" in measured:
-        ours, theirs_too = (median(measured[name]) for name in ("minhub generate", "transformers generate()"))
-        case.values["ratio"] = theirs_too / ours
+        ours, reference = (median(measured[name]) for name in ("minhub generate", "transformers generate()"))
+        case.values["ratio"] = reference / ours
         case.notes.append(
-            f"minhub generate is {theirs_too / ours:.2f} times as fast as transformers to the first token."
+            f"minhub generate is {reference / ours:.2f} times as fast as transformers to the first token."
         )
     return case
 

@@ -47,8 +47,8 @@ def draw(result: Result, path: Path, caption: str) -> None:
         if rows:
             bars(upper.subplots(), result["cases"]["decode"])
         if small:
-            places = lower.subplots(1, len(small), squeeze=False)[0]
-            for axes, name in zip(places, small, strict=True):
+            panels = lower.subplots(1, len(small), squeeze=False)[0]
+            for axes, name in zip(panels, small, strict=True):
                 lines(axes, name, result["cases"][name])
         figure.supxlabel(fill(caption, 150), fontsize=7.5, color=GREY, x=0.5)
 

@@ -181,9 +181,9 @@ class Subject:
         except FileNotFoundError as error:
             raise LeftOutError(str(error)) from error
 
-    def fits(self, lengths: Sequence[int], more: int = 0) -> list[int]:
-        """The lengths that fit into the context, with `more` tokens after them. LeftOutError: none fits."""
-        fitting = [length for length in lengths if self.context is None or length + more <= self.context]
+    def fits(self, lengths: Sequence[int], further: int = 0) -> list[int]:
+        """The lengths that fit into the context, with `further` tokens after them. LeftOutError: none fits."""
+        fitting = [length for length in lengths if self.context is None or length + further <= self.context]
         if not fitting:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
@@ -249,13 +249,13 @@ class Bench:
         """The model in the format of the runner's library, converted once."""
         if runner.converter is None:
             return subject.folder
-        place = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
-        if not place.exists():
-            part = place.with_name(f"part-{place.name}")  # an incomplete file does not have the final name
+        path = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
+        if not path.exists():
+            part = path.with_name(f"part-{path.name}")  # an incomplete file does not have the final name
             with self.worker("Converter", runner.python) as writer:
                 writer.ask(runner.converter, folder=str(subject.folder), out=str(part), weights=runner.weights)
-            part.rename(place)
-        return place
+            part.rename(path)
+        return path
 
     @contextmanager
     def worker(self, engine: str, python: str = sys.executable, **options: object) -> Iterator[Worker]:

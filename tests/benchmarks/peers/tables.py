@@ -64,8 +64,8 @@ def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> 
     """
     kinds = [row["runner"].rpartition(" ") for row in rows]
     for row, (library, _, weights) in zip(rows, kinds, strict=True):
-        peers = [peer for peer, (other, _, theirs) in zip(rows, kinds, strict=True)
-                 if library == OURS != other and BITS[theirs] == BITS[weights]]  # fmt: skip
+        peers = [peer for peer, (other, _, peer_weights) in zip(rows, kinds, strict=True)
+                 if library == OURS != other and BITS[peer_weights] == BITS[weights]]  # fmt: skip
         results = []
         for position, time in enumerate(times(row) if peers else ()):
             best = min(peers, key=lambda peer: times(peer)[position])
@@ -102,10 +102,10 @@ def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
     """Columns of a case that is measured at several points."""
     key, before, form, last = CURVES[name]
 
-    def at(place: int) -> Callable[[Row], object]:
-        return lambda row: row[key][place]
+    def at(index: int) -> Callable[[Row], object]:
+        return lambda row: row[key][index]
 
-    values = [(f"{before}{point:,}", at(place), form) for place, point in enumerate(points)]
+    values = [(f"{before}{point:,}", at(index), form) for index, point in enumerate(points)]
     return (("runner", "runner", ""), *values, *([last] if last else []))
 
 
