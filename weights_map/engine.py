@@ -113,16 +113,6 @@ def _splitter(parts: int, dim: int) -> Operate:
     return lambda tensors: tensors[0].tensor_split(parts, dim)
 
 
-def deinterleave(parts: int, dim: int = 0) -> Operation:
-    """Split a Hub tensor into `parts` interleaved native tensors along `dim`, such as even and odd columns."""
-    inner = dim + 1 if dim >= 0 else dim  # the parts' dimension after unflattening `dim`
-    return Operation(
-        f"deinterleave along {dim}",
-        lambda tensors: [part.contiguous() for part in tensors[0].unflatten(dim, (-1, parts)).unbind(inner)],
-        lambda tensors: [torch.stack(list(tensors), inner).flatten(inner - 1, inner)],
-    )
-
-
 def ungroup_heads(parts: int, heads: str) -> Operation:
     """Reorder the rows of a fused projection from [q k v] of each head to all q, all k, all v.
 

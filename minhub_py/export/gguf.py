@@ -56,7 +56,6 @@ SCALING = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-ALIGNMENT = 32
 # Small matrices that llama.cpp does not quantize: routers, convolutions and positions.
 PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd")
 

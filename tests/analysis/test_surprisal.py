@@ -71,7 +71,7 @@ def model(request: pytest.FixtureRequest):
     model = MODELS[name]
     if runner == "compiled":
         yield model
-    else:  # a hook is for the model's own forward alone
+    else:  # with a hook, only `forward` computes
         handle = model.register_forward_hook(lambda *_: None)
         yield model
         handle.remove()
