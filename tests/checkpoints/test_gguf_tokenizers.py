@@ -1,17 +1,19 @@
 """Tokenizers in GGUF files, compared with the originals."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
 import sentencepiece
-from gguf_cases import WORDS, add_bpe, change, chatty, reference, trained
+from gguf_cases import WORDS, add_bpe, change, character_bpe, chatty, reference, trained
 from gguf_files import write
 from sentencepiece_files import LLAMA, OWN, texts, train
 from tokenizers import Tokenizer
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.tokenizers.sentencepiece import CONTROL, UNKNOWN, read_sentencepiece
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
 # --- Tokenizers
@@ -76,6 +78,48 @@ def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> Non
     assert ours.encode("a").ids == [1] * prefix + reference_tokenizer.encode("a")
 
 
+def test_phi3_pieces_of_unknown_type_are_unused(tmp_path: Path) -> None:
+    """Old files of Phi-3 list <unk> as a control token and IDs without a token as unknown."""
+    (tmp_path / "tokenizer.model").write_bytes(train(**LLAMA))
+    theirs = read_sentencepiece(tmp_path / "tokenizer.model")
+    kinds = [CONTROL if piece.kind == UNKNOWN else piece.kind for piece in theirs.pieces]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*(piece.text for piece in theirs.pieces), "[PAD1]", "[PAD2]"])
+        writer.add_token_scores([*(piece.score for piece in theirs.pieces), -1000.0, -1000.0])
+        writer.add_token_types([*kinds, UNKNOWN, UNKNOWN])
+
+    ours = tokenizer_from_pretrained(str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)))
+    usual = read_tokenizer(tmp_path)
+    for text in texts(50):
+        assert ours.encode(text, add_special_tokens=False).ids == usual.encode(text, add_special_tokens=False).ids
+
+
+def test_gemma4_matches_the_original(tmp_path: Path) -> None:
+    """BPE of characters with merges and bytes; lines and line breaks are separate words in llama.cpp."""
+    theirs = character_bpe()
+    saved, ids = json.loads(theirs.to_str()), theirs.get_vocab()
+    tokens = sorted(ids, key=ids.__getitem__)
+    special = {token["content"]: 3 if token["special"] else 4 for token in saved["added_tokens"]}
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_types([special.get(token, 6 if token.startswith("<0x") else 1) for token in tokens])
+        writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
+        writer.add_bos_token_id(ids["<bos>"])
+        writer.add_unk_token_id(ids["<unk>"])
+        writer.add_add_bos_token(False)  # which llama.cpp ignores
+
+    ours = tokenizer_from_pretrained(str(write(tmp_path / "model.gguf", reference("llama"), tokenizer=add)))
+    for text in [*texts(400), "<bos>Two  lines:\n\n\n<|tool_call>{}\r\n", "\u6f22\U0001f999"]:
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected, text
+        assert ours.decode(expected, skip_special_tokens=False) == theirs.decode(expected, skip_special_tokens=False)
+    assert ours.encode("a").ids == [ids["<bos>"], *theirs.encode("a").ids]
+
+
 # --- Rejected files
 
 
@@ -83,7 +127,7 @@ def test_sentencepiece_matches_the_original(prefix: bool, tmp_path: Path) -> Non
     ("apply", "message"),
     [
         (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
-        (change("tokenizer.ggml.model", "t5", "string"), "model is 't5'; supported are gpt2 and llama"),
+        (change("tokenizer.ggml.model", "rwkv", "string"), "model is 'rwkv'; supported are gpt2, llama, t5, gemma4"),
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
         (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
         (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),
