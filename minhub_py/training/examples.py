@@ -35,6 +35,7 @@ from minhub_py.system.formats import format_of, read_batches
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import reading
+from minhub_py.training.units import LossUnit, loss_unit
 
 COLUMNS = {
     "chat": ("messages",),
@@ -106,9 +107,9 @@ class ExampleCorpus:
     start: str | None = None
 
     @property
-    def characters(self) -> int:
-        """The unit of `nats_per_character`: a target, because targets are not comparable between tokenizers."""
-        return self.held_out.count
+    def unit(self) -> LossUnit:
+        """The unit of losses."""
+        return loss_unit(self.objective, classes=len(self.labels))
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
