@@ -224,6 +224,7 @@ def prepare_examples(
     values: list[float] = []
     kept: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
+    first = 0 if objective in ("labels", "masked") else 1  # nothing predicts the first token of a text
     dropped = 0
     for path, number, row in read_examples(paths):
         try:
@@ -234,7 +235,7 @@ def prepare_examples(
                 raise ValueError(f"keep is for messages, completions and texts, not for the objective {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
-        if all(any(sequence.targets[1:]) for sequence in sequences):
+        if all(any(sequence.targets[first:]) for sequence in sequences):
             rows.append(sequences)
             values.append(label)
             kept.append(keep)

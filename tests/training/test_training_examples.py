@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from small_models import tokenizer as words
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
 from minhub_py import (
@@ -258,6 +259,17 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
         assert CliRunner().invoke(main, ["compare", folders[0], folders[2], *plot]).exit_code == 0
         result = CliRunner().invoke(main, ["compare", *folders, *plot])
         assert "different units (nats per label, mean squared error): plot runs of one objective" in result.output
+
+
+def test_texts_of_one_token_have_labels(tmp_path: Path) -> None:
+    tokenizer = words()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = llama(vocab_size=tokenizer.get_vocab_size(), num_key_value_heads=2, pad_token_id=0, **sizes)
+    save_pretrained(model, tmp_path / "llama", tokenizer)
+    rows = [{"text": text, "label": label} for text, label in (("cat", "a"), ("dog", "b"), ("the dog", "a"))] * 4
+    options = QUICK | {"start": str(tmp_path / "llama"), "steps": 1}
+    run = train(write(tmp_path / "labels.jsonl", rows), tmp_path / "run", **options)
+    assert run.corpus.train.count + run.corpus.held_out.count == 12
 
 
 @pytest.mark.parametrize("lora", [None, 4])
