@@ -95,7 +95,7 @@ class Mapped(Mapping[str, Tensor]):
     """The tensors of one side under the names of the other side, converted on access."""
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor], side: Side, config: Any = None) -> None:
-        self.conversions = match_names(table.for_head(getattr(config, "head", None)), tensors, side, config)
+        self.conversions = match_names(table.for_model(config), tensors, side, config)
         self._tensors = tensors
         self._side = side
         self._conversion = {target: conversion for conversion in self.conversions for target in conversion.targets}

@@ -253,6 +253,20 @@ class Table:
                     exact[side].setdefault(template, row)
         return exact
 
+    def for_model(self, config: Any) -> "Table":
+        """The table of a model with this config. config: None for a model without a head."""
+        table = self.without_decoder() if getattr(config, "encoder_only", False) else self
+        return table.for_head(getattr(config, "head", None))
+
+    def without_decoder(self) -> "Table":
+        """The table of the encoder of an encoder-decoder. Tensors of the decoder are unused, as in transformers."""
+
+        def is_decoder(row: Row) -> bool:
+            return any(template.startswith(("decoder.", "lm_head.")) for template in row.templates("native"))
+
+        rows = (Row(row.hub, (), drop) if is_decoder(row) else row for row in self.rows)
+        return replace(self, rows=tuple(rows))
+
     def for_head(self, head: str | None) -> "Table":
         """The table of an encoder with this head; the table itself for other models."""
         if not self.prefix:

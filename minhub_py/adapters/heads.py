@@ -27,6 +27,9 @@ def classifier_config(config: ModelConfig, labels: Sequence[str]) -> ModelConfig
     """
     if not hasattr(config, "id2label"):
         raise ValueError(f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or Gemma")
+    if getattr(config, "encoder_only", False):
+        raise ValueError(f"{config.TITLE}: a sequence classification head reads the decoder, which this model lacks: "
+                         "use a checkpoint with a decoder")  # fmt: skip
     [name] = config.to_hub()["architectures"]
     name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
     kind = "single_label_classification" if labels else "regression"

@@ -138,6 +138,11 @@ class HeadSettings:
         return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
 
     @property
+    def headless(self) -> list[str] | None:
+        """The value of `architectures` for the same model without its head."""
+        return None
+
+    @property
     def labels(self) -> list[str]:
         """The labels of a classification head. transformers' default is LABEL_0 and LABEL_1."""
         if self.id2label is not None:
@@ -151,10 +156,10 @@ class HeadSettings:
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, Any]:
-        """The settings of the head of a decoder for config.json. name: the class of its language model."""
-        if self.head != "sequence":
+        """The settings of the head of a decoder or of T5 for config.json. name: the class without the head."""
+        if self.head is None:
             return {"architectures": [name]}
-        for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+        for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderModel"):
             name = name.removesuffix(suffix)
         return {
             "architectures": [name + SUFFIXES[self.head]],
