@@ -99,8 +99,7 @@ dense = Table(
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
-        # Multi-token prediction and vision layers.
-        Row("mtp.*", (), drop),
+        Row("mtp.*", (), drop),  # of other heads for multi-token prediction
         Row("model.visual.*", (), drop),
     ),
     # qwen3_5 files have the text model below `language_model`, in two spellings.
@@ -114,22 +113,37 @@ def with_experts(model_type: str, rows: tuple[Row, ...]) -> Table:
     return Table(model_type, (*rows, *EXPERTS), SPELLINGS)
 
 
-tables = (
-    dense,
-    with_experts("qwen3_5_moe_text", dense.rows),
-    with_experts(
-        "qwen3_next",
-        (
-            *(row for row in dense.rows if not any(name in str(row.hub) for name in DELTA)),
-            Row(f"{LAYER}.linear_attn.in_proj_qkvz.weight",
-                ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"), qkvz,
-                optional=True),
-            Row(f"{LAYER}.linear_attn.in_proj_ba.weight",
-                ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"), ba,
-                optional=True),
-        ),
-    ),
+def with_mtp(table: Table) -> Table:
+    """The table with the head for multi-token prediction, which is ignored if the config has 0 `mtp_layers`."""
+
+    def head(templates: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("mtp.layers." + template.partition("layers.")[2] for template in templates)
+
+    names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    others = tuple(
+        Row(f"mtp.{name}.weight", f"mtp.{name}.weight", same, optional=True, layers="mtp_layers") for name in names
+    )
+    layer = tuple(
+        replace(row, hub=head(row.templates("hub")), native=head(row.templates("native")), optional=True,
+                layers="mtp_layers")
+        for row in table.rows
+        if row.templates("hub")[0].startswith(LAYER) and "linear_attn" not in row.templates("hub")[0]
+    )  # fmt: skip
+    return replace(table, rows=(*others, *layer, *table.rows))
+
+
+DELTA_NEXT = (
+    Row(f"{LAYER}.linear_attn.in_proj_qkvz.weight",
+        ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"), qkvz, optional=True),
+    Row(f"{LAYER}.linear_attn.in_proj_ba.weight",
+        ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"), ba, optional=True),
 )  # fmt: skip
+without_delta = tuple(row for row in dense.rows if not any(name in str(row.hub) for name in DELTA))
+tables = (
+    with_mtp(dense),
+    with_mtp(with_experts("qwen3_5_moe_text", dense.rows)),
+    with_mtp(with_experts("qwen3_next", (*without_delta, *DELTA_NEXT))),
+)
 
 
 # --- GGUF. The value heads of Qwen 3.5 are in another order: the value heads of a key head are G heads apart.
