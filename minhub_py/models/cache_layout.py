@@ -40,7 +40,7 @@ Layout = Sequence[LayerCache]
 EncoderCache = Mapping[int, tuple[Tensor, Tensor]]  # cross-attention layer -> keys and values (B, H, E, D)
 
 
-def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int) -> Sequence[tuple[int, ...]]:
+def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int = 0) -> Sequence[tuple[int, ...]]:
     """The shapes of a layer's tensors for one row."""
     if isinstance(layer, State):
         return [(1 + drafts, *shape) for shape in layer.shapes]

@@ -241,15 +241,17 @@ def test_drafts_of_the_head_do_not_change_the_tokens(models: dict[str, Any], nam
         expected = generate(model, prompts, 40, seed=7, eos_id=None, **settings)
         for most in (0, 1, 8):
             drafts = PredictionHead(model)
-            assert (
-                generate(model, prompts, 40, seed=7, eos_id=None, draft=drafts, speculate=most, **settings) == expected
-            )
+            options = {"seed": 7, "eos_id": None, "draft": drafts, "speculate": most, **settings}
+            assert generate(model, prompts, 40, **options) == expected
             if settings == {"temperature": 0}:
                 rates.append(drafts.accepted / drafts.proposed)
         for row in (0, 3):
             assert list(stream(model, prompts[row], 40, seed=7, eos_id=None, draft="mtp", **settings)) == expected[row]
-    assert rates == [1, 1, 1] if effect == 0 else max(rates) < (0.3 if effect is None else 1.01)
-    if effect == 0.1 and name == "qwen3_5_text":
+    if effect == 0:
+        assert rates == [1, 1, 1]
+    elif effect is None:
+        assert max(rates) < 0.3
+    elif name == "qwen3_5_text":
         assert 0.3 < min(rates) <= max(rates) < 1
 
 
