@@ -162,7 +162,7 @@ class PredictionHead(Drafts):
     MOST = 3
 
     def __init__(self, model: Any) -> None:
-        """ValueError: the model has no such head."""
+        """ValueError: the model has no head for multi-token prediction."""
         super().__init__()
         if getattr(model, "mtp", None) is None:
             raise ValueError(
