@@ -12,6 +12,7 @@ from minhub_py.config import build, changed, read
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
+from minhub_py.system.spelling import setting
 from weights_map.engine import Mapped, check_shapes
 
 
@@ -120,14 +121,14 @@ def with_mtp(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
     names = {name.removeprefix("model.") for name in checkpoint}
     if not hasattr(config, "mtp_layers") or "mtp.fc.weight" not in names:
         raise ValueError(
-            f"{checkpoint.path} has no head for multi-token prediction (mtp.* tensors): load it without mtp, and "
-            'generate without draft "mtp"'
+            f"{checkpoint.path} has no head for multi-token prediction (no mtp.* tensors): load it without the head, "
+            f"and omit {setting('draft', 'mtp')}"
         )
     others = [name for name in names if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")]
     if others:
         raise ValueError(
             f"{checkpoint.path} has a head for multi-token prediction with {others[0]}: only heads with one layer and "
-            "the embedding of the model are supported. Load it without mtp"
+            "the embedding of the model are supported. Load it without the head"
         )
     return changed(config, {"mtp_layers": 1})
 

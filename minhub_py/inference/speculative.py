@@ -22,6 +22,7 @@ from torch import Tensor
 from minhub_py.inference.native.library import UnsupportedError
 from minhub_py.inference.native_runner import PredictionRunner, runner_of
 from minhub_py.inference.prefixes import common_prefix
+from minhub_py.system.spelling import setting
 
 
 class Drafter:
@@ -166,8 +167,8 @@ class PredictionHead(Drafts):
         super().__init__()
         if getattr(model, "mtp", None) is None:
             raise ValueError(
-                'draft "mtp": the model has no head for multi-token prediction. Load a checkpoint that contains one '
-                "(mtp.* tensors, such as Qwen 3.5) with from_pretrained(…, mtp=True)"
+                f"{setting('draft', 'mtp')}: the model has no head for multi-token prediction. Load a checkpoint that "
+                f"has one (mtp.* tensors, such as Qwen 3.5) with {setting('mtp', True)}"
             )
         self.context = model.config.context_length
         self.runner: PredictionRunner | None = None

@@ -213,14 +213,16 @@ def test_a_checkpoint_is_loaded_with_its_head_on_request_only(models: dict[str, 
         assert all(torch.equal(tensor, full.state_dict()[key]) for key, tensor in models[name].state_dict().items())
         assert read_config(folder)[1].mtp_layers == 0
         assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 1
-        with pytest.raises(ValueError, match=r"no head for multi-token prediction\. Load a checkpoint .* mtp=True"):
+        with pytest.raises(ValueError, match=r"^draft='mtp': the model has no head .* with mtp=True$"):
             generate(plain, PROMPTS, 3, draft="mtp")
 
 
 def test_missing_heads_are_reported(models: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
     plain = minhub_py.from_pretrained(folders["qwen3_5_text"], device="cpu")
     save_pretrained(plain, tmp_path / "plain")
-    with pytest.raises(ValueError, match=r"no head for multi-token prediction \(mtp.\* tensors\): load it without mtp"):
+    with pytest.raises(
+        ValueError, match=r"no head for multi-token prediction \(no mtp\.\* tensors\): .* omit draft='mtp'$"
+    ):
         minhub_py.from_pretrained(tmp_path / "plain", mtp=True)
     with pytest.raises(ValueError, match="no head for multi-token prediction"):
         minhub_py.from_pretrained("minhub/shakespeare-gpt2", mtp=True)
@@ -336,3 +338,4 @@ def test_commands_draft_with_the_head(folders: dict[str, Path], tmp_path: Path) 
     assert (tmp_path / "plain.csv").read_bytes() == (tmp_path / "drafted.csv").read_bytes()
     message = failed("generate", "minhub/shakespeare-gpt2", "ROMEO:", "--draft", "mtp")
     assert "has no head for multi-token prediction" in message
+    assert message.strip().endswith("omit --draft mtp")
