@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, StoredTensor, memory_map, package, read_header
+from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, Header, StoredTensor, memory_map, package, read_header
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.models import rotary
@@ -123,6 +123,19 @@ def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
     return result
 
 
+def with_head_apart(header: Header) -> dict[str, StoredTensor]:
+    """The tensors of a file by name. A head for multi-token prediction, the last block, is named `nextn`."""
+    architecture = header.metadata.get("general.architecture")
+    blocks, heads = (header.metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if heads != 1 or type(blocks) is not int:
+        return header.tensors
+    prefix = f"blk.{blocks - 1}."
+    return {
+        f"nextn.{name.removeprefix(prefix).removeprefix('nextn.')}" if name.startswith(prefix) else name: tensor
+        for name, tensor in header.tensors.items()
+    }
+
+
 class GGUFCheckpoint(Checkpoint):
     """A GGUF file with the interface of a folder in Hub layout: Hub settings, and tensors by their Hub names.
 
@@ -132,7 +145,7 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.header = read_header(path)
-        self._tensors = Tensors(path, self.header.tensors)
+        self._tensors = Tensors(path, with_head_apart(self.header))
 
     @cached_property
     def architecture(self) -> GGUFArchitecture:
