@@ -52,6 +52,7 @@ table = Table(
             for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
             for part in ("weight", "bias")
         ),
+        *(Row(f"classifier.{part}", f"head.out.{part}", same, head="tokens") for part in ("weight", "bias")),
         # Copies of `shared`, and an unused table of old checkpoints.
         Row("encoder.embed_tokens.weight", (), drop),
         Row("decoder.embed_tokens.weight", (), drop),

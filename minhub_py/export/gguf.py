@@ -30,7 +30,7 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.fitting import fit, with_values
 from minhub_py.models import rotary
 from minhub_py.registry import architecture_of
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 
 # Types of matrices, and their numbers as general.file_type.
@@ -56,7 +56,6 @@ SCALING = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-ALIGNMENT = 32
 # Small matrices that llama.cpp does not quantize: routers, convolutions and positions.
 PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "attn_rel_b")
 
@@ -187,9 +186,9 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     for architecture in weights_map.gguf_architectures.values():
         if model_type in (architecture.model_types or (architecture.model_type,)):
             return architecture
-    known = sorted({name for architecture in weights_map.gguf_architectures.values()
+    possible = sorted({name for architecture in weights_map.gguf_architectures.values()
                     for name in architecture.model_types or (architecture.model_type,)})  # fmt: skip
-    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
+    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(possible)}")
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
