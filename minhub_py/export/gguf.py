@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf import UNROTATED, GGUFCheckpoint
+from minhub_py.checkpoints.gguf import POOLINGS, UNROTATED, GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import package
+from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import read
 from minhub_py.export import k_quants
@@ -98,7 +99,7 @@ def write_gguf(
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
-    pairs |= tokenizer_pairs(checkpoint, config)
+    pairs |= pooling_of(checkpoint, architecture) | tokenizer_pairs(checkpoint, config)
     extra = frequency_factors(model.config)
     partial = out.with_name(f".{out.name}.partial")
     writer = gguf.GGUFWriter(None, architecture.name)
@@ -129,6 +130,18 @@ def write_gguf(
         partial.unlink(missing_ok=True)
 
 
+def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:
+    """The key of the pooling of a text embedding model, if llama.cpp has it."""
+    key = f"{architecture.name}.pooling_type"
+    if isinstance(checkpoint, GGUFCheckpoint):
+        number = checkpoint.header.metadata.get(key)
+    else:
+        settings = read_embedding_settings(checkpoint.path)
+        pooling = settings.pooling if settings else ()
+        number = next((number for number, name in POOLINGS.items() if pooling == (name,)), None)
+    return {} if number is None else {key: number}
+
+
 def check_settings(path: Path, config: Any) -> None:
     """ValueError: the file, as this package reads it, lacks a setting of the model."""
     written = GGUFCheckpoint(path)
@@ -144,7 +157,8 @@ def check_settings(path: Path, config: Any) -> None:
 def effective(config: Any) -> dict[str, Any]:
     """The settings that change the logits, in a form that does not depend on the model type."""
     ignored = {"architectures", "model_type", "initializer_range", "n_inner", "bos_token_id", "eos_token_id",
-               "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon"}  # fmt: skip
+               "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon",
+               "classifier_pooling", "classifier_activation"}  # fmt: skip
     structure = getattr(config, "structure", None)
     if structure is None:
         settings = config.to_hub()
