@@ -162,7 +162,7 @@ class Block(nn.Module):
             yield Add(delta.out_proj)
         yield Norm(self.post_attention_layernorm)
         if self.shared_expert is not None:
-            yield from self.shared_expert.steps(self.post_attention_layernorm)
+            yield from self.shared_expert.parallel_steps(self.post_attention_layernorm)
         if isinstance(mlp, Mixture):
             yield mlp.step()
         else:
