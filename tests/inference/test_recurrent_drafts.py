@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoders import new
 from references import CASES, random_model
 
 from minhub_py import generate, stream
@@ -20,7 +21,7 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    return {name: random_model(name) for name in NAMES}
+    return {name: random_model(name) for name in NAMES} | {"lstm": new("lstm")}
 
 
 def states_of(cache: Any, row: int) -> list[torch.Tensor]:
@@ -32,13 +33,13 @@ def states_of(cache: Any, row: int) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "lstm"])
 def test_states_after_a_rejection_equal_those_without_drafts(models: dict[str, Any], name: str) -> None:
     """Bitwise, for each number of rejected tokens, in rows of different lengths and over several calls."""
     runner = NativeRunner(models[name])
     ids = torch.randint(61, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     wrong = [(id + 1) % 61 for id in ids]
-    plain, drafted = runner.new_cache(3, 90), runner.new_cache(3, 90, 5)
+    plain, drafted = runner.new_cache(3, 90), models[name].new_cache(3, 90, runner.lookahead, 5)
     assert drafted.removable == 5
     ends = [40, 1, 13]
     for cache in (plain, drafted):
@@ -147,6 +148,7 @@ def test_states_use_memory_for_drafts_only(models: dict[str, Any]) -> None:
     runner = NativeRunner(model)
     slots = [runner.new_cache(2, 50, drafts).slot_counts[0] for drafts in (0, 1, 3, 1000)]
     assert slots == [1, 2, 4, 1 + MAX_STATES]
+    assert NativeRunner(models["lstm"]).new_cache(2, 50, 3).slot_counts == [1, 1]
     batch = Batch(model, rows=1, max_length=60)  # as in the server: without drafts
     batch.admit([1, 2, 1, 2, 1, 2], 20, sampling=Sampling(temperature=0), speculate=8)
     while len(batch):
