@@ -12,7 +12,7 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
-from minhub_py.inference.speculative import DraftModel
+from minhub_py.inference.speculative import Drafter, DraftModel, Drafts
 from minhub_py.models.cache import State
 
 NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2-convolves", "lfm2_moe")
@@ -132,6 +132,42 @@ def test_drafts_do_not_change_the_tokens(models: dict[str, Any], name: str) -> N
             list(stream(model, PROMPTS[2], 40, seed=7, eos_id=None, draft=other, speculate=3, **settings))
             == expected[2]
         )
+
+
+class Mixed(Drafts):
+    """Drafts of maximum length: 0, 1, 2 … right tokens of a text, then wrong ones."""
+
+    MOST = 100
+
+    def __init__(self, text: list[int]) -> None:
+        super().__init__()
+        self.text, self.calls, self.lengths = text, 0, set[int]()
+
+    def sequence(self, most: int, max_length: int) -> Drafter:
+        source = self
+
+        class Sequence(Drafter):
+            def __call__(self, tokens: Any, room: int) -> list[int]:
+                following = source.text[len(tokens) : len(tokens) + room]
+                right = source.calls % (len(following) + 1)
+                source.calls += 1
+                source.lengths.add(len(following))
+                return following[:right] + [(token + 1) % 61 for token in following[right:]]
+
+            def update(self, accepted: int, proposed: int) -> None:
+                source.accepted += accepted
+                source.proposed += proposed
+
+        return Sequence()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_of_maximum_length_are_rejected_at_any_position(models: dict[str, Any], name: str) -> None:
+    [expected] = generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None)
+    drafts = Mixed(PROMPTS[0] + expected)
+    assert generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None, draft=drafts) == [expected]
+    assert max(drafts.lengths) == MAX_STATES
+    assert 0 < drafts.accepted < drafts.proposed
 
 
 @pytest.mark.parametrize("name", NAMES)
