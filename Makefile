@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Of setup.py's TARGETS.
 PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_11_0_x86_64 macosx_11_0_arm64 win_amd64 win_arm64
-BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*)
+# Sources only: the library and bytecode in the same folder are results.
+BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*.[ch])
 # Debian's packages of R, and of what the R package's tests, vignette and help pages need.
 R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc
 # Whether they are there, however they came.

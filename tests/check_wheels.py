@@ -87,16 +87,28 @@ def look_at(path: Path, name: str) -> str:
     return "needs " + ", ".join(sorted(needed))
 
 
+def emulator_of(name: str) -> str | None:
+    """The program that runs a platform's decoder here; None if it runs directly or not at all."""
+    if name.startswith("manylinux"):
+        if platform.machine() == name.removeprefix("manylinux_2_17_") or not Path(ARM_LIBRARIES).is_dir():
+            return None
+        return shutil.which("qemu-aarch64-static") if name.endswith("aarch64") else None
+    return shutil.which("wine") if name == "win_amd64" else None
+
+
+def obstacle(name: str) -> str:
+    """Why a platform's decoder does not run here; empty if it does."""
+    if emulator_of(name) or name == f"manylinux_2_17_{platform.machine()}":
+        return ""
+    missing = {"manylinux_2_17_aarch64": "qemu-user-static and libc6-arm64-cross", "win_amd64": "wine"}.get(name)
+    return f"install {missing}" if missing else "no emulator of this platform; only the library's headers are checked"
+
+
 def run(library: Path, name: str, record: Path) -> str:
     """What the recorded calls gave, or why they were not repeated."""
-    if name.startswith("manylinux"):
-        same = platform.machine() == name.removeprefix("manylinux_2_17_")
-        emulator = None if same or not Path(ARM_LIBRARIES).is_dir() else shutil.which("qemu-aarch64-static")
-    else:
-        same, emulator = False, shutil.which("wine") if name == "win_amd64" else None
-    if not (same or emulator):
-        missing = {"manylinux_2_17_aarch64": "qemu-user-static and libc6-arm64-cross", "win_amd64": "wine"}.get(name)
-        return f"SKIPPED the run: install {missing}" if missing else "headers only: nothing here runs it"
+    if reason := obstacle(name):
+        return f"SKIPPED the run: {reason}"
+    emulator = emulator_of(name)
     program = library.with_name("replay.exe")
     libraries = [] if name.startswith("win") else ["-ldl", "-lm"]
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[name]]

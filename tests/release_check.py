@@ -1,12 +1,17 @@
 """Checks of a release that are not part of the suite: `make release-check`, or python tests/release_check.py [DIST].
 
-Versions and addresses in all metadata, links between pages with their anchors, the wheels of DIST (a folder of
-`make wheels`), and R CMD check --as-cran. Opens no connection.
+Versions and placeholders in all metadata, links between pages with their anchors, the wheels of DIST (a folder of
+`make wheels`), and R CMD check --as-cran with the package's tests. Opens no connection.
+
+The report ends with what was skipped on this machine and why, and with the decisions that only the project's owner can
+take: a public address. An open decision is not a failure of a check; --open lists these decisions, and has the exit
+status 1 if there are any, so that nothing is published before they are taken.
 """
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,12 +28,29 @@ PLATFORMS = ("manylinux_2_17_x86_64", "manylinux_2_17_aarch64", "macosx_11_0_x86
              "win_amd64", "win_arm64")  # fmt: skip
 # Suggested packages that this machine lacks and repositories that it cannot reach are not a fault of the package.
 NOT_OURS = re.compile(r"suggested but not available for checking|unable to access index for repository")
+# What R CMD check skips without it.
+TOOLS_OF_R = {"pdflatex": "the PDF manual (texlive-latex-base)", "tidy": "the HTML of R's help pages (tidy)",
+              "qpdf": "the size of PDF vignettes (qpdf)"}  # fmt: skip
+# A line that shows that a file contains the public address, and the places without it before `make addresses`.
+ADDRESSES = {
+    "r_bridge/minhubpy/DESCRIPTION": r"^URL: https?://",
+    "CITATION.cff": r"^repository-code: https?://",
+    "pyproject.toml": r'^repository = "https?://',
+    "r_bridge/packages.json": r'"url": "https?://',
+}
 # R CMD check --as-cran reads CRAN's list of packages. This one has no packages.
 EMPTY_CRAN = """
 columns <- c("Package", "Version", "Priority", "Depends", "Imports", "LinkingTo", "Suggests", "Enhances", "License",
              "Maintainer", "Author", "Title", "Description", "Published", "URL", "BugReports")
 dir.create("web/packages", recursive = TRUE)
 saveRDS(as.data.frame(sapply(columns, function(column) character())), "web/packages/packages.rds")
+"""
+# Numbers of Python with which the R package's tests compare theirs.
+WRITE_REFERENCE = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import r_package
+r_package.write_reference(pathlib.Path(sys.argv[2]))
 """
 
 
@@ -54,6 +76,19 @@ def placeholders() -> Iterator[str]:
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
             if match := PLACEHOLDERS.search(line):
                 yield f"{name}:{number}: replace {match[0]}"
+
+
+def open_decisions() -> Iterator[str]:
+    """What only the owner of the project can decide: the maintainer's address and the public repository."""
+    if ".invalid" in (R_PACKAGE / "DESCRIPTION").read_text(encoding="utf-8"):
+        yield "the maintainer's address in DESCRIPTION is a placeholder, which R requires to build the package"
+    missing = [name for name, pattern in ADDRESSES.items() if not has_line(ROOT / name, pattern)]
+    if missing:
+        yield f"no public repository in {', '.join(missing)}"
+
+
+def has_line(path: Path, pattern: str) -> bool:
+    return path.exists() and bool(re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def write_addresses(email: str, url: str) -> None:
@@ -107,14 +142,36 @@ def distributions(folder: Path) -> Iterator[str]:
             yield f"{folder} has no {platform}: run make wheels"
 
 
-def r_package() -> Iterator[str]:
-    """Findings of R CMD check --as-cran."""
+def skipped_wheels() -> Iterator[str]:
+    """Wheels whose decoder check_wheels.py cannot run on this machine, and the reason."""
+    from check_wheels import PROCESSORS, obstacle  # imports lief
+
+    for name in PROCESSORS:
+        if reason := obstacle(name):
+            yield f"the decoder of {name}: {reason}"
+
+
+def skipped_tools() -> Iterator[str]:
+    """Checks that need a tool that is missing here."""
+    if not shutil.which("pyright"):
+        yield "types as pyright finds them (mypy did): pip install pyright"
+    for program, part in TOOLS_OF_R.items():
+        if not shutil.which(program):
+            yield f"R CMD check of {part}: {program} is not installed"
+    yield "links to other sites, and CRAN's incoming checks: they need a network"
+
+
+def r_package(skipped: list[str]) -> Iterator[str]:
+    """Findings of R CMD check --as-cran. Adds what R has skipped to `skipped`."""
     settings = {
         "MINHUBPY_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
-        "_R_CHECK_CRAN_INCOMING_": "false", "_R_CHECK_SYSTEM_CLOCK_": "false",
+        "_R_CHECK_CRAN_INCOMING_": "false", "_R_CHECK_SYSTEM_CLOCK_": "false", "NOT_CRAN": "true",
     }  # fmt: skip
+    if not shutil.which("R"):
+        skipped.append("R CMD check: R is not installed")
+        return
     with tempfile.TemporaryDirectory() as folder:
-        settings |= dict.fromkeys(("R_CRAN_WEB", "R_CRAN_SRC"), Path(folder).as_uri())
+        settings |= dict.fromkeys(("R_CRAN_WEB", "R_CRAN_SRC"), Path(folder).as_uri()) | {"MINHUBPY_REFERENCE": folder}
 
         def run(*command: str) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(
@@ -122,17 +179,28 @@ def r_package() -> Iterator[str]:
             )
 
         run("Rscript", "-e", EMPTY_CRAN)
+        run(sys.executable, "-c", WRITE_REFERENCE, str(ROOT / "tests" / "support"), folder)
         build = run("R", "CMD", "build", str(R_PACKAGE))
         packages = [*Path(folder).glob("minhubpy_*.tar.gz")]
         if not packages:
             yield f"R CMD build failed: {(build.stdout + build.stderr)[-1000:]}"
             return
-        check = run("R", "CMD", "check", "--as-cran", "--no-manual", packages[0].name)
-        log = Path(folder, "minhubpy.Rcheck", "00check.log").read_text(encoding="utf-8", errors="replace")
+        manual = [] if shutil.which("pdflatex") else ["--no-manual"]
+        check = run("R", "CMD", "check", "--as-cran", *manual, packages[0].name)
+        results = Path(folder, "minhubpy.Rcheck")
+        log = (results / "00check.log").read_text(encoding="utf-8", errors="replace")
+        tests = "".join(path.read_text(encoding="utf-8", errors="replace") for path in results.glob("tests/*.Rout*"))
     pattern = r"^\* checking .* \.\.\. (?:\[.*\] )?(?:NOTE|WARNING|ERROR)\n(?:(?!\*).*\n)*"
-    findings = [finding for finding in re.findall(pattern, log, re.MULTILINE) if not NOT_OURS.search(finding)]
-    yield from findings
-    if check.returncode and not findings:
+    findings = re.findall(pattern, log, re.MULTILINE)
+    ours = [finding for finding in findings if not NOT_OURS.search(finding)]
+    yield from ours
+    skipped += [f"R: {' '.join(finding.split())}" for finding in findings if finding not in ours]
+    summary = re.findall(r"^\[ FAIL .*\]$", tests, re.MULTILINE)
+    if not summary:
+        yield f"the tests of the R package have not run: {tests[-2000:] or log[-2000:]}"
+    elif "SKIP 0" not in summary[-1]:
+        skipped.append(f"tests of the R package: {summary[-1]}")
+    if check.returncode and not ours:
         yield f"R CMD check failed: {(log + check.stdout + check.stderr)[-2000:]}"
 
 
@@ -141,15 +209,31 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--addresses"]:
         write_addresses(*arguments[1:])
         return 0
-    checks = {"versions": versions, "addresses": placeholders, "links": links, "R CMD check --as-cran": r_package}
-    results = {name: [*check()] for name, check in checks.items()}
+    decisions = [*open_decisions()]
+    if arguments == ["--open"]:
+        print(*decisions, sep="\n")
+        return 1 if decisions else 0
+    skipped = [*skipped_tools()]
+    results = {
+        "versions": [*versions()], "placeholders": [*placeholders()], "links": [*links()],
+        "R CMD check --as-cran": [*r_package(skipped)],
+    }  # fmt: skip
     if arguments:
         results["distributions"] = [*distributions(Path(arguments[0]))]
-    if ".invalid" in (R_PACKAGE / "DESCRIPTION").read_text(encoding="utf-8"):
-        print("This version cannot be published yet: run make addresses EMAIL=… URL=…")
+        skipped += skipped_wheels()
     for name, findings in results.items():
         print(f"{name}: {f'{len(findings)} findings' if findings else 'ok'}", *findings, sep="\n  ")
-    return 1 if any(results.values()) else 0
+    print("skipped on this machine:", *skipped, sep="\n  ")
+    failed = [name for name, findings in results.items() if findings]
+    if decisions:
+        print(
+            "open decision of the owner:", *decisions, "take it with: make addresses EMAIL=… URL=https://…", sep="\n  "
+        )
+    if failed:
+        print(f"NOT READY: {', '.join(failed)}")
+    else:
+        print("READY, except for the addresses: the publish job refuses this version" if decisions else "READY")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

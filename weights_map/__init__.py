@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from weights_map.engine import Mapped, Table
+from weights_map.conversion import Mapped
+from weights_map.engine import Table
 from weights_map.gguf import GGUFArchitecture
 
 # A module with a `table` adds an architecture. Its `gguf` is a tuple of GGUF architectures.

@@ -21,7 +21,7 @@ from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
+from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, model_of
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import Classifier, Encoder
 from minhub_py.system.spelling import call_name
@@ -171,7 +171,7 @@ def rerank(
         else:
             raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
     scores = scores if raw_scores else scores.sigmoid()
-    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
+    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else check_integer("k", k, 1)]
     return Columns(
         {
             "text": order.numpy(),

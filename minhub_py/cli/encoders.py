@@ -53,8 +53,8 @@ def rerank(
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
-        found = rows_of({"index": columns["text"], "score": columns["score"]})
-        return [{**row, "text": rows[row["index"]]} for row in found]
+        results = rows_of({"index": columns["text"], "score": columns["score"]})
+        return [{**row, "text": rows[row["index"]]} for row in results]
 
     run("rerank", model, texts, settings, loading, as_json, table, results)
 
@@ -264,7 +264,7 @@ def run(
             shown = results(network, tokenizer, rows, update)
         else:
             values = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
-            shown = [{"text": text, **result} for text, found in zip(rows, values, strict=True) for result in found]
+            shown = [{"text": text, **result} for text, items in zip(rows, values, strict=True) for result in items]
     for warning in caught:
         note(f"Note: {warning.message}")
     jobs.show(shown, as_json)

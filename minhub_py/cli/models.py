@@ -32,8 +32,9 @@ SOURCES = {  # of `inspect`
 
 
 @click.command("list", cls=Command)
+@click.option("--published", is_flag=True, help="Also show the published sizes of all architectures.")
 @json_option
-def list_models(as_json: bool) -> None:
+def list_models(published: bool, as_json: bool) -> None:
     """Show built-in and cached models."""
     built_in = [
         (f"minhub/{path.name}", local.folder_size(path)) for path in sorted(local.BUILTIN.iterdir()) if path.is_dir()
@@ -58,8 +59,11 @@ def list_models(as_json: bool) -> None:
     else:
         click.echo("No cached models yet. To download one: minhub download REPO")
     click.echo()
-    table(["PUBLISHED SIZE", "FAMILY"], sizes)
-    click.echo('\nTry: minhub generate minhub/shakespeare-gpt2 "ROMEO:"')
+    if published:
+        table(["PUBLISHED SIZE", "FAMILY"], sizes)
+    else:
+        click.echo(f"Models on the Hub, {len(sizes)} of them: minhub list --published")
+    click.echo('Try: minhub generate minhub/shakespeare-gpt2 "ROMEO:"')
 
 
 @click.command(cls=Command)

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -46,6 +49,22 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         padded = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
         text = "  ".join(padded).rstrip()
         click.echo(click.style(text, bold=True) if index == 0 else text)
+
+
+def checklist_entry(mark: str, name: str, text: str, advice: str = "") -> None:
+    """Print a check and its advice, with control characters escaped.
+
+    In a pipe, a check is one line. On a terminal, `text` is wrapped between words, and the advice is a separate line,
+    which is not wrapped, because it contains commands to copy.
+    """
+    start = f"{mark}  {name}  "
+    if not sys.stdout.isatty():
+        say(start + text + (f" -> {advice}" if advice else ""))
+        return
+    width = max(shutil.get_terminal_size().columns - 1, len(start) + 20)
+    say(*textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False))
+    if advice:
+        say(f"{' ' * len(mark)}  -> {advice}")
 
 
 def check_writable(plot: Path | None, save: Path | None = None) -> None:

@@ -12,7 +12,7 @@ from minhub_py.cli.bench import CASES, KINDS
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import json_option
-from minhub_py.cli.output import check_writable, emit, table
+from minhub_py.cli.output import check_writable, checklist_entry, emit
 
 
 @click.command(cls=Command)
@@ -76,8 +76,9 @@ def doctor(as_json: bool) -> None:
     if as_json:
         emit([asdict(finding) for finding in findings])
     else:
-        rows = [("ok" if f.fits else "NO", f.what, f.found + (f" -> {f.advice}" if f.advice else "")) for f in findings]
-        table(["", "WHAT", "FOUND"], rows)
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            checklist_entry("ok" if finding.fits else "NO", finding.what.ljust(width), finding.found, finding.advice)
     if not all(finding.fits for finding in findings):
         sys.exit(1)
 

@@ -237,7 +237,7 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
     def __init__(self, config: "T5Config") -> None:
         super().__init__(config)
         p, labels = config.classifier_dropout, len(config.labels)
-        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, last=True)
+        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, pooling="last")
 
     @property
     def size(self) -> int:

@@ -155,7 +155,8 @@ class Models:
             listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
             other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
             served = None if other is None else other.served
-            hint = "" if served is None or served.parent is None else f"; the adapter is {' or '.join(served.names[::2])}"
+            is_adapter = served is not None and served.parent is not None
+            hint = f"; the adapter is {' or '.join(served.names[::2])}" if served and is_adapter else ""
             raise RequestError(
                 404, f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}", "model_not_found", "model"
             )
@@ -253,7 +254,7 @@ class Models:
     async def _make_room(self, entry: Entry) -> None:
         """Unload idle models until the limits allow a further one.
 
-        RequestError: the model exceeds a limit by itself, or no model becomes idle.
+        RequestError: the model alone exceeds a limit, or no model becomes idle.
         """
         if self.max_memory is not None and entry.size > self.max_memory:
             raise RequestError(

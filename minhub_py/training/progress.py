@@ -80,9 +80,9 @@ class ConsoleListener(Listener):
         processes = f", {world_size} processes ({settings.parallel})" if world_size > 1 else ""
         self.print_line(f"{title}, {trainer.parameters:,} parameters, on {trainer.device}, {settings.dtype}{processes}")
         unit = "examples" if corpus.objective == "labels" else "tokens"
+        steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
         self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
-                        f"{settings.steps:,} steps of {settings.batch} × {trainer.context}; losses in "
-                        f"{corpus.unit.name}")  # fmt: skip
+                        f"{steps} of {settings.batch} × {trainer.context}; losses in {corpus.unit.name}")  # fmt: skip
         if settings.accumulate > 1:
             self.print_line(f"each step in {settings.accumulate:,} parts of {trainer.micro_batch:,}, which limits the "
                             f"memory ({setting('accumulate')})")  # fmt: skip

@@ -80,7 +80,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     assert model.adapter(None) is model
 
 
-@pytest.mark.filterwarnings("ignore")  # those of PEFT about transformers
+@pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
 @pytest.mark.parametrize("base", ["gpt2", "llama"])
 def test_published_adapters_equal_peft_on_this_processor(base: str) -> None:
     """In float64 up to the last digits, in float32 within 3e-7."""
@@ -97,7 +97,7 @@ def test_published_adapters_equal_peft_on_this_processor(base: str) -> None:
         assert (call(model.double(), ids) - call(reference.double(), ids)).abs().max() <= 1e-15
 
 
-@pytest.mark.filterwarnings("ignore")  # those of PEFT about transformers
+@pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
 @pytest.mark.parametrize("name", MODELS)
 def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> None:
     """Large random factors, LoRA and DoRA, in both directions; tensors stay bitwise the same."""
@@ -178,7 +178,7 @@ def test_adapters_share_the_weights_of_the_base(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapter: use save_pretrained"):
         save_adapter(model, tmp_path)
     prompts = [[1, 2, 3], [4, 5]]
-    alone = [generate(each, prompts, 8, temperature=0, eos_id=None) for each in (model, a, b)]
+    alone = [generate(network, prompts, 8, temperature=0, eos_id=None) for network in (model, a, b)]
     assert alone[0] != alone[1] != alone[2]
 
 

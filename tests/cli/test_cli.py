@@ -50,7 +50,8 @@ def test_built_ins_ship_three_families() -> None:
     listed = json.loads(done("list", "--json"))
     assert [entry["model"] for entry in listed["built_in"]] == BUILT_IN
     assert all(entry["bytes"] < 8_500_000 for entry in listed["built_in"])
-    assert "gpt2-xl" in done("list")
+    assert "gpt2-xl" in done("list", "--published")
+    assert "gpt2-xl" not in done("list")
 
 
 def test_generate_has_penalties_and_biases() -> None:
