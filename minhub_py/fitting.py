@@ -12,7 +12,7 @@ from minhub_py.config import build, changed, read
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
-from weights_map.engine import Mapped, check_shapes
+from weights_map.conversion import Mapped, check_shapes
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Architecture, ModelConfig]:
@@ -103,7 +103,7 @@ def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config:
     table = weights_map.table_of(architecture.model_type, config)
     if any((hit := table.find(name, "hub")) and hit[1].head == head for name in checkpoint):
         return config
-    without: ModelConfig = changed(config, {"architectures": None})
+    without: ModelConfig = changed(config, {"architectures": getattr(config, "headless", None)})
     if head != "masked_lm":
         [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
         raise ValueError(

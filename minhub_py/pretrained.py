@@ -35,7 +35,7 @@ from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from weights_map.blocks import Blocks
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 
 
 def from_pretrained(
@@ -392,8 +392,8 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         return architecture.new(config)
 
     def pretrained(*arguments: Any, **settings: Any) -> Any:
-        bound = signature.bind(*arguments, **settings)
-        return _from_pretrained(*bound.args, entry=entry, **bound.kwargs)
+        arguments_by_name = signature.bind(*arguments, **settings)
+        return _from_pretrained(*arguments_by_name.args, entry=entry, **arguments_by_name.kwargs)
 
     signature = pretrained.__signature__ = inspect.signature(from_pretrained)  # type: ignore[attr-defined]
     fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.

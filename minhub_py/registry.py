@@ -50,6 +50,7 @@ class Architecture:
     bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
     classifies: bool = False  # a decoder that can have a sequence classification head
     classifier_class: str = ""  # name of the model's class with this head; default: `classifier_of` of `Model`
+    encoder_class: str = ""  # name of the model's class for a config that is `encoder_only`
 
     @property
     def trainable(self) -> bool:
@@ -76,9 +77,11 @@ class Architecture:
         return getattr(self._module, self.classes[1])
 
     def model_class(self, config: "ModelConfig") -> "type[LanguageModel]":
-        """The nn.Module of a config: `Model`, or a class for bidirectional attention or classification."""
+        """The nn.Module of a config: `Model`, or a class for bidirectional attention, classification or an encoder."""
         if self.bidirectional_class and getattr(config, "bidirectional", False):
             return getattr(self._module, self.bidirectional_class)
+        if self.encoder_class and getattr(config, "encoder_only", False):
+            return getattr(self._module, self.encoder_class)
         is_classifier = getattr(config, "head", None) == "sequence"
         if self.classifier_class and is_classifier:
             return getattr(self._module, self.classifier_class)
@@ -314,7 +317,8 @@ ARCHITECTURES = {
         ),
         # `train` supports encoder-decoder models with labels only.
         Architecture(
-            "t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5, classifier_class="T5Classifier"
+            "t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5, classifier_class="T5Classifier",
+            encoder_class="T5Encoder",
         ),
         # Encoders.
         Architecture(

@@ -26,11 +26,11 @@ def check(name: str, command: list[str]) -> int:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     planted = {number for number, line in enumerate(lines, 1) if "# mistake" in line}
     output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = {int(number) for number in re.findall(rf"{PAGE.name}:(\d+)(?::\d+ -)?:? error", output)}
-    if found == planted:
+    matches = {int(number) for number in re.findall(rf"{PAGE.name}:(\d+)(?::\d+ -)?:? error", output)}
+    if matches == planted:
         print(f"{name}: all {len(planted)} planted mistakes are found")
         return 0
-    print(f"{name}: missed lines {sorted(planted - found)}, rejected lines {sorted(found - planted)}\n{output}")
+    print(f"{name}: missed lines {sorted(planted - matches)}, rejected lines {sorted(matches - planted)}\n{output}")
     return 1
 
 

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import json
@@ -14,9 +14,9 @@ from r_package import library, reference_folder  # noqa: F401  # fixtures
 
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 
-# One thread for the processes that tests start, too, unless they say otherwise: more would wait for the same cores.
+# One thread for the processes that tests start, too, unless they set a number: more would wait for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell starts what runs in its background with Ctrl-C ignored, and the processes of the tests would inherit that.
+# A shell starts background processes with SIGINT ignored, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Failed assertions of shared code show their values, too.
 for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", "job_runs", "memory", "references",
@@ -24,7 +24,7 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
     pytest.register_assert_rewrite(name)
 
 
-# They take the longest: started late, one of them would run alone at the end.
+# The longest files: started late, one of them would run alone at the end.
 FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_hosted_r.py", "test_compare.py",
          "test_architectures.py", "test_docs.py", "test_training_loop.py", "test_r_sessions.py", "test_examples.py",
          "test_resume.py", "test_train_cli.py", "test_doctor.py", "test_train_preparation.py", "test_data_parallel.py",
@@ -34,7 +34,7 @@ FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_ho
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores, at most four: the tests of R and of processes mostly wait."""
+    """One process more than cores, at most four: tests of R and of processes mostly wait."""
     return min((os.cpu_count() or 1) + 1, 4)
 
 
@@ -44,26 +44,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what has been imported and collected out of Python's searches for garbage: it stays until the end."""
+    """Exclude imported and collected objects from garbage collection: they remain until the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """One thread for each test and its fixtures, whatever a command of an earlier test has set.
+    """One thread for each test and its fixtures, also if a command of an earlier test has set another number.
 
-    The models are tiny, and a second thread that waits for a busy core costs more than it brings. The sums of
-    PyTorch's own products depend on the number.
+    The models are tiny: a second thread that waits for a busy core takes more time than it saves. PyTorch's sums
+    depend on the number of threads.
     """
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE as repositories without a tokenizer.json have it: vocab.json and merges.txt, GPT-2's form.
+    """A byte-level BPE as in repositories without a tokenizer.json: vocab.json and merges.txt, in GPT-2's format.
 
-    600 ids, learnt from English; <|endoftext|> is the last of them, as in GPT-2's.
+    600 tokens, trained on English; <|endoftext|> is the last one, as in GPT-2's.
     """
     folder = tmp_path_factory.mktemp("bpe")
     text = TEXT.read_text(encoding="utf-8")

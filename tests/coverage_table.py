@@ -63,7 +63,7 @@ def main(python_report: str, r_table: str, page: str) -> int:
         *section("R", "The tests in tests/testthat, by covr. Without R torch, torch.R cannot run.", counts["R"]),
     ]  # fmt: skip
     Path(page).write_text("\n".join(text), encoding="utf-8")
-    shares = {language: percent(each) for language, each in counts.items()}
+    shares = {language: percent(lines) for language, lines in counts.items()}
     print(*(f"{language}: {share:.1f} %" for language, share in shares.items()), sep="\n")
     return int(any(share < FLOORS[language] for language, share in shares.items()))
 

@@ -72,14 +72,14 @@ def test_decode_against_all_peers(decoded: tuple[str, Path]) -> None:
         assert len(row["seconds"]) == len(row["seconds_to_first"]) == 1
         assert len(row["ids"]) == case["values"]["new"] == 16
         assert row["runner"] in shown
-    # Sides that compute the same: what is measured is the same work.
+    # Both sides must compute the same results.
     for name in ("minhub_py float32", "CTranslate2 float32"):
         assert rows[name]["same_ids"] == 16
         assert rows[name]["ids"] == rows["transformers float32"]["ids"]
-    ours, theirs = rows["minhub_py float32"], rows["transformers float32"]
-    assert theirs["ratio"] == 1
-    assert ours["ratio"] == pytest.approx(theirs["seconds"][0] / ours["seconds"][0])
-    assert ours["bytes_per_token"] == 4 * (1_907_360 - 256 * 160)  # all parameters but the positions
+    ours, reference = rows["minhub_py float32"], rows["transformers float32"]
+    assert reference["ratio"] == 1
+    assert ours["ratio"] == pytest.approx(reference["seconds"][0] / ours["seconds"][0])
+    assert ours["bytes_per_token"] == 4 * (1_907_360 - 256 * 160)  # all parameters except the positions
     assert case["values"]["limit_gigabytes_per_second"] > 0
 
 
@@ -100,7 +100,7 @@ def test_a_saved_run_is_shown_again(decoded: tuple[str, Path], tmp_path: Path) -
 
 
 def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
-    """By a text of one's own."""
+    """With a user's text."""
     text = tmp_path / "text.txt"
     text.write_text("Now is the winter of our discontent made glorious summer by this sun of York. " * 2)
     call = (*QUICK, "--model", "minhub/shakespeare-lstm", "--only", "quality", "--json", "--text", str(text))
@@ -122,7 +122,7 @@ def test_the_lstm_and_what_smaller_weights_cost(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A checkpoint whose queries are grouped, with weights so large that places and pairs of heads matter."""
+    """A checkpoint with grouped queries, and weights so large that wrong positions or heads change the output."""
     torch.manual_seed(0)
     model = llama(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
@@ -152,7 +152,7 @@ needs_openvino = pytest.mark.skipif(
 def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     """A missing peer, a case of another family, and a model without a tokenizer are each one line."""
     for peer in ("transformers", "llama_cpp"):
-        monkeypatch.setitem(sys.modules, peer, None)  # Python's own way to say that there is none
+        monkeypatch.setitem(sys.modules, peer, None)  # Python's convention for a missing module
     monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
     monkeypatch.setattr(cases, "KINDS", ("float32",))  # one process; the next test has the others
     result = run(*QUICK, "--model", small_llama, "--only", "llama", "--only", "lstm", "--only", "start")
@@ -207,13 +207,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def wanted(checkpoint: tuple[Path, Any]) -> list[list[int]]:
-    """The greedy ids of each prompt, alone."""
+    """The greedy tokens of each prompt in single runs."""
     model = minhub_py.from_pretrained(checkpoint[0], device="cpu")
     return [minhub_py.generate(model, [prompt], 8, temperature=0, eos_id=None)[0] for prompt in PROMPTS]
 
 
 def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]) -> Any:
-    """The greedy ids of a peer in float32."""
+    """The greedy tokens of a peer in float32."""
     bench = Bench(Settings(threads=1), scratch)
     subject = look("small", folder)
     with bench.team(subject, bench.peers(subject, "float32", only=[library])) as team:
@@ -227,7 +227,7 @@ def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]
 def test_rows_of_a_peer_are_those_alone(
     library: str, checkpoint: tuple[Path, Any], expected: list[list[int]], tmp_path: Path
 ) -> None:
-    """Several prompts of different lengths at once, by a file that the benchmark made."""
+    """Several prompts of different lengths in a batch, with a file of the benchmark."""
     assert peer_ids(library, checkpoint[0], tmp_path, PROMPTS) == expected
     assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
 
@@ -236,8 +236,8 @@ def test_a_gguf_file_is_that_of_llamacpps_converter(checkpoint: tuple[Path, Any]
     folder, model = checkpoint
     file = tmp_path / "ours.gguf"
     gguf_writer.write(folder, file)
-    theirs = gguf_files.write(tmp_path / "theirs.gguf", model)
-    actual, expected = read_header(file), read_header(theirs)
+    reference_file = gguf_files.write(tmp_path / "theirs.gguf", model)
+    actual, expected = read_header(file), read_header(reference_file)
     assert actual.metadata == expected.metadata | {
         "tokenizer.ggml.model": "none", f"{model.config.model_type}.vocab_size": model.config.vocab_size,
     }  # fmt: skip
@@ -276,7 +276,7 @@ def test_a_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch, small_llama
 
 
 def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path) -> None:
-    """The next case that needs it hears the true reason, too."""
+    """Later cases that need it have the same reason."""
     bench = Bench(Settings(threads=1), tmp_path)
     subject = look("small", Path(small_llama))
     [runner] = bench.ours_on_files([Runner("llama.cpp", "Q9_9", "LlamaCpp", {}, "gguf")])
@@ -288,7 +288,7 @@ def test_a_conversion_that_fails_leaves_no_file(small_llama: str, tmp_path: Path
 
 
 def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: str, tmp_path: Path) -> None:
-    """It finds this package there, but none of those beside it; what the environment lacks is the reason given."""
+    """A worker imports the package `peers`, but no other module of this environment. The reason names a package."""
     venv.create(tmp_path / "ov", with_pip=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("MINHUB_BENCH_OPENVINO", str(tmp_path / "ov/bin/python"))
@@ -304,7 +304,7 @@ def test_a_peer_in_another_python(monkeypatch: pytest.MonkeyPatch, small_llama: 
 
 
 def test_the_best_peer_at_equal_bits() -> None:
-    """Losses are shown; a peer that is faster with other weights is not asked."""
+    """Cases in which a peer is faster are shown; peers with other weights are not compared."""
     times = {"minhub_py float32": [4, 1], "minhub_py int8": [2, 2], "minhub_py nf4": [1, 1],
              "transformers float32": [6, 6], "llama.cpp F32": [2, 8], "llama.cpp Q8_0": [3, 3]}  # fmt: skip
     rows = [{"runner": name, "values": values} for name, values in times.items()]

@@ -1,4 +1,4 @@
-"""Every code block of the README and the documentation runs, and `make docs` builds a site without outer addresses.
+"""Every code block of the README and the documentation runs, and `make docs` builds a site without external addresses.
 
 Blocks of one page share their names, as a reader would type them. A small random model is served as each Hub repository
 that the pages name. Blocks marked `text` are not run: installations, several machines, and programs that do not end.
@@ -118,7 +118,7 @@ def test_links_between_pages_resolve() -> None:
 
 
 class Addresses(HTMLParser):
-    """Addresses that a browser loads by itself."""
+    """Addresses that a browser loads without a click."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from weights_map.engine import Mapped, Table
+from weights_map.conversion import Mapped
+from weights_map.engine import Table
 from weights_map.gguf import GGUFArchitecture
 
 # A module with a `table` adds an architecture. Its `gguf` is a tuple of GGUF architectures.
@@ -24,7 +25,7 @@ gguf_architectures: dict[str, GGUFArchitecture] = {
 
 def table_of(model_type: str, config: Any) -> Table:
     """The table of a model with this config. The table of an encoder depends on the head."""
-    return tables[model_type].for_head(getattr(config, "head", None))
+    return tables[model_type].for_model(config)
 
 
 def to_native(model_type: str, tensors: Mapping[str, Tensor], config: Any = None) -> Mapped:

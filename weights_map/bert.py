@@ -23,7 +23,7 @@ def layer(hub: str, native: str, operation: Operation = same, head: str | None =
 
 def blocks(hub: str, names: dict[str, str]) -> tuple[Row, ...]:
     """The rows of all blocks. names: of a block's layers, on the Hub -> ours."""
-    return tuple(row for theirs, ours in names.items() for row in layer(f"{hub}.{{}}.{theirs}", f"layers.{{}}.{ours}"))
+    return tuple(row for name, ours in names.items() for row in layer(f"{hub}.{{}}.{name}", f"layers.{{}}.{ours}"))
 
 
 def embeddings(*names: str) -> tuple[Row, ...]:

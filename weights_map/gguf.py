@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from weights_map.engine import Operation, Row, Table
+from weights_map.engine import INDEX, Operation, Row, Table
 
 Derive = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Encode = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+PACKED = ".mxfp4"  # suffix of tensors in MXFP4 that are not dequantized
 
 
 def no_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,6 +52,10 @@ class GGUFArchitecture:
             latter with rope_theta `rope_local_base_freq`.
         encode: further keys of a file to write, from the settings of config.json. ValueError: the architecture lacks
             a setting.
+        yarn: settings of rope_parameters that files with yarn lack.
+        packed: templates, without the suffix ".weight", of tensors that stay in MXFP4, if all of them are stored so. In
+            rows their suffix is then `PACKED`, and they are uint8 (…, bytes of a row).
+        alternative: a tensor, and the architecture of files that have it.
     """
 
     name: str
@@ -66,11 +71,21 @@ class GGUFArchitecture:
     model_types: tuple[str, ...] = ()
     encode: Encode = no_keys
     rope_by_type: bool = False
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    packed: tuple[str, ...] = ()
+    alternative: "tuple[str, GGUFArchitecture] | None" = None
 
     @property
     def key(self) -> str:
         """The key in `weights_map.gguf_architectures`."""
         return f"{self.name} with experts" if self.with_experts else self.name
+
+    def names(self, types: Mapping[str, str]) -> dict[str, str]:
+        """The names of a file's tensors in the rows. types: their types by name."""
+        packed = [name for name in types if INDEX.sub("{}", name.removesuffix(".weight")) in self.packed]
+        if not all(types[name] == "MXFP4" for name in packed):
+            packed = []
+        return {name: name for name in types} | {name: name.removesuffix(".weight") + PACKED for name in packed}
 
     @cached_property
     def table(self) -> Table:

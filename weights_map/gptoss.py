@@ -3,7 +3,15 @@
 The rows of gate and up alternate on both sides: separate native weights would be copies.
 """
 
-from weights_map.engine import Row, Table, same, tie
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weights_map import mxfp4
+from weights_map.engine import Operation, Row, Table, same, tie
+from weights_map.gguf import PACKED, GGUFArchitecture
 
 table = Table(
     model_type="gpt_oss",
@@ -38,5 +46,127 @@ table = Table(
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
+    ),
+)  # fmt: skip
+
+LAYER = "model.layers.{}"
+EXPERTS = f"{LAYER}.mlp.experts"
+
+
+def alternate(gate: Tensor, up: Tensor, dim: int) -> Tensor:
+    """Gate and up in turn along a dimension, counted from the front."""
+    return torch.stack((gate, up), dim + 1).flatten(dim, dim + 1)
+
+
+def columns(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The Hub's weight (E, in, 2 · out) of gate and up (E, out, in)."""
+    gate, up = (tensor.transpose(1, 2) for tensor in tensors)
+    return [alternate(gate, up, 2)]
+
+
+def packed_columns(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The Hub's blocks and scales of gate and up in MXFP4."""
+    return [alternate(gate, up, 1) for gate, up in zip(*map(mxfp4.from_gguf, tensors), strict=True)]
+
+
+def packed_rows(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    blocks, scales = tensors
+    return [mxfp4.to_gguf(blocks[:, part::2], scales[:, part::2]) for part in range(2)]
+
+
+gate_and_up = Operation(
+    "alternate gate and up",
+    columns,
+    lambda tensors: [tensors[0][..., part::2].transpose(1, 2) for part in range(2)],
+)
+gate_and_up_bias = Operation(
+    "alternate biases",
+    lambda tensors: [alternate(tensors[0], tensors[1], 1)],
+    lambda tensors: [tensors[0][..., part::2] for part in range(2)],
+)
+packed_gate_and_up = Operation("alternate gate and up in MXFP4", packed_columns, packed_rows)
+transposed = Operation("transpose each expert", *2 * (lambda tensors: [tensor.transpose(1, 2) for tensor in tensors],))
+packed = Operation(
+    "order of MXFP4",
+    lambda tensors: mxfp4.from_gguf(tensors[0]),
+    lambda tensors: [mxfp4.to_gguf(*tensors)],
+)
+
+
+def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The form of config.json. Without a pattern of windows, every second layer has full attention."""
+    own: dict[str, Any] = {
+        "quantization_config": {"quant_method": "mxfp4"} if settings["quantization_config"] else None
+    }
+    if "layer_types" in settings:
+        pattern = settings["layer_types"]
+        if not isinstance(pattern, list):
+            raise ValueError(
+                f"attention.sliding_window_pattern must be a list with a value for each layer, not {pattern}"
+            )
+        own["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
+    return own
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ValueError: llama.cpp lacks a setting of the model."""
+    if not config["attention_bias"] or config["tie_word_embeddings"] or config["sliding_window"] is None:
+        raise ValueError("llama.cpp's gpt-oss has biases of attention, a separate head, and windows")
+    if (config["swiglu_alpha"], config["swiglu_limit"]) != (1.702, 7.0):
+        raise ValueError("llama.cpp's gpt-oss has swiglu_alpha 1.702 and swiglu_limit 7 only")
+    if config["rope_parameters"]["rope_type"] == "llama3":
+        raise ValueError("llama.cpp's gpt-oss has no rope_type llama3")
+    types = config.get("layer_types")
+    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in types]} if types else {}
+
+
+GGUF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+KINDS = ("weight", "bias")
+gguf = (
+    GGUFArchitecture(
+        "gpt-oss",
+        model_type="gpt_oss",
+        settings={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "block_count": "num_hidden_layers",
+            "feed_forward_length": "intermediate_size",
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.head_count_kv": "num_key_value_heads",
+            "attention.key_length": "head_dim",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": "layer_types",
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        rows=(
+            Row("token_embd.weight", "model.embed_tokens.weight"),
+            Row("blk.{}.attn_norm.weight", f"{LAYER}.input_layernorm.weight"),
+            *(Row(f"blk.{{}}.{name}.{kind}", f"{LAYER}.self_attn.{hub}_proj.{kind}")
+              for name, hub in zip(GGUF_ATTENTION, "qkvo", strict=True) for kind in KINDS),
+            Row("blk.{}.attn_sinks.weight", f"{LAYER}.self_attn.sinks"),
+            Row("blk.{}.post_attention_norm.weight", f"{LAYER}.post_attention_layernorm.weight"),
+            *(Row(f"blk.{{}}.ffn_gate_inp.{kind}", f"{LAYER}.mlp.router.{kind}") for kind in KINDS),
+            Row(("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"), f"{EXPERTS}.gate_up_proj", gate_and_up,
+                optional=True),
+            Row(tuple(f"blk.{{}}.ffn_{name}_exps{PACKED}" for name in ("gate", "up")),
+                (f"{EXPERTS}.gate_up_proj_blocks", f"{EXPERTS}.gate_up_proj_scales"), packed_gate_and_up,
+                optional=True),
+            Row(("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"), f"{EXPERTS}.gate_up_proj_bias",
+                gate_and_up_bias),
+            Row("blk.{}.ffn_down_exps.weight", f"{EXPERTS}.down_proj", transposed, optional=True),
+            Row(f"blk.{{}}.ffn_down_exps{PACKED}",
+                (f"{EXPERTS}.down_proj_blocks", f"{EXPERTS}.down_proj_scales"), packed, optional=True),
+            Row("blk.{}.ffn_down_exps.bias", f"{EXPERTS}.down_proj_bias"),
+            Row("output_norm.weight", "model.norm.weight"),
+            Row("output.weight", "lm_head.weight"),
+        ),
+        flags={f"blk.0.ffn_gate_exps{PACKED}": "quantization_config"},
+        derive=derive,
+        encode=encode,
+        yarn={"truncate": False},  # llama.cpp rounds the limits of yarn nevertheless
+        packed=tuple(f"blk.{{}}.ffn_{name}_exps" for name in ("gate", "up", "down")),
     ),
 )  # fmt: skip

@@ -2,6 +2,11 @@
 
 A 4-bit value is a sign and one of eight magnitudes. Each block of 32 values shares a scale, which is a power of two.
 
+Two layouts contain the same codes and scales:
+
+    Hub     blocks (…, in / 32, 16), two adjacent values per byte, and scales (…, in / 32)
+    GGUF    rows (…, 17 · in / 32): for each block its scale, then 16 bytes with values j and j + 16
+
 Source: Open Compute Project (2023), "OCP Microscaling Formats (MX) Specification", version 1.0.
 """
 
@@ -38,3 +43,24 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.bflo
         exponents = scales[expert].int().unsqueeze(-1) - BIAS  # (out, block_count, 1)
         weights[expert] = torch.ldexp(values, exponents).flatten(-2).t()
     return weights
+
+
+def to_gguf(blocks: Tensor, scales: Tensor) -> Tensor:
+    """GGUF's rows (E, out, 17 · in / 32) of blocks (E, out, in / 32, 16) and scales (E, out, in / 32), all uint8."""
+    rows = blocks.new_empty(*scales.shape, 17)
+    for expert in range(len(blocks)):  # intermediate tensors are larger than the result
+        codes = torch.stack((blocks[expert] & 15, blocks[expert] >> 4), dim=-1).flatten(-2)  # (out, in / 32, 32)
+        rows[expert, ..., 1:] = codes[..., :16] | codes[..., 16:] << 4
+    rows[..., 0] = scales
+    return rows.flatten(-2)
+
+
+def from_gguf(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks (E, out, in / 32, 16) and scales (E, out, in / 32) of GGUF's rows (E, out, 17 · in / 32), all uint8."""
+    rows = rows.unflatten(-1, (-1, 17))
+    blocks = rows.new_empty(*rows.shape[:-1], 16)
+    for expert in range(len(rows)):
+        halves = rows[expert, ..., 1:]
+        first, second = torch.cat((halves & 15, halves >> 4), dim=-1).unflatten(-1, (16, 2)).unbind(-1)
+        blocks[expert] = first | second << 4
+    return blocks, rows[..., 0].contiguous()

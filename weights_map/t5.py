@@ -5,7 +5,11 @@ A file with a classification head has the prefix `transformer.` before the other
 On the Hub, the sublayers of a block are numbered: attention 0, the decoder's cross attention 1, and the MLP last.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.gguf import GGUFArchitecture
 
 
 def stack(name: str, mlp: int) -> tuple[Row, ...]:
@@ -48,9 +52,74 @@ table = Table(
             for theirs, ours in (("dense", "dense"), ("out_proj", "out"))
             for part in ("weight", "bias")
         ),
+        *(Row(f"classifier.{part}", f"head.out.{part}", same, head="tokens") for part in ("weight", "bias")),
         # Copies of `shared`, and an unused table of old checkpoints.
         Row("encoder.embed_tokens.weight", (), drop),
         Row("decoder.embed_tokens.weight", (), drop),
         Row("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", (), drop),
     ),
 )
+
+
+def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]:
+    """The rows of the encoder or the decoder in GGUF files. gated: whether ffn_up is the second matrix of a gated MLP.
+
+    Written are the matrices that a model has.
+    """
+    hub, block = f"{name}.block.{{}}.layer", f"{theirs}.blk.{{}}"
+    bias = "SelfAttention.relative_attention_bias"
+    return (
+        Row(f"{theirs}.blk.0.attn_rel_b.weight", f"{name}.block.0.layer.0.{bias}.weight"),
+        Row(f"{block}.attn_norm.weight", f"{hub}.0.layer_norm.weight"),
+        *(Row(f"{block}.attn_{part}.weight", f"{hub}.0.SelfAttention.{part}.weight") for part in "qkvo"),
+        Row(f"{block}.ffn_norm.weight", f"{hub}.{mlp}.layer_norm.weight"),
+        *(() if gated else (Row(f"{block}.ffn_up.weight", f"{hub}.{mlp}.DenseReluDense.wi.weight", optional=True),)),
+        *(Row(f"{block}.ffn_{ours}.weight", f"{hub}.{mlp}.DenseReluDense.wi_{number}.weight", optional=True)
+          for number, ours in enumerate(("gate", "up"))),
+        Row(f"{block}.ffn_down.weight", f"{hub}.{mlp}.DenseReluDense.wo.weight"),
+        Row(f"{theirs}.output_norm.weight", f"{name}.final_layer_norm.weight"),
+    )  # fmt: skip
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of the model."""
+    if config["num_decoder_layers"] > config["num_layers"]:
+        raise ValueError("llama.cpp's t5 does not load a decoder with more layers than the encoder")
+    return {"context_length": 512}
+
+
+def gguf_architecture(gated: bool) -> GGUFArchitecture:
+    """gated: of files with ffn_gate."""
+    return GGUFArchitecture(
+        "t5",
+        model_type="t5",
+        settings={
+            "context_length": "n_positions",
+            "embedding_length": "d_model",
+            "block_count": "num_layers",
+            "decoder_block_count": "num_decoder_layers",
+            "feed_forward_length": "d_ff",
+            "attention.head_count": "num_heads",
+            "attention.key_length": "d_kv",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+            "attention.relative_buckets_count": "relative_attention_num_buckets",
+            "decoder_start_token_id": "decoder_start_token_id",
+        },
+        rows=(
+            Row("token_embd.weight", "shared.weight"),
+            *gguf_stack("encoder", "enc", 1, gated),
+            *gguf_stack("decoder", "dec", 2, gated),
+            Row("dec.blk.{}.cross_attn_norm.weight", f"{cross}.layer_norm.weight"),
+            *(Row(f"dec.blk.{{}}.cross_attn_{part}.weight", f"{cross}.EncDecAttention.{part}.weight")
+              for part in "qkvo"),
+            Row("dec.blk.0.cross_attn_rel_b.weight", (), drop),
+            Row("output.weight", "lm_head.weight", optional=True),
+        ),
+        derive=lambda settings: {"feed_forward_proj": "gated-gelu" if gated else "relu"},
+        encode=encode,
+        alternative=None if gated else ("enc.blk.0.ffn_gate.weight", gguf_architecture(gated=True)),
+    )  # fmt: skip
+
+
+gguf = (gguf_architecture(gated=False),)

@@ -88,8 +88,8 @@ def hub_copies(model: LanguageModel, modules: Sequence[str]) -> dict[str, Tensor
 
 def adapted_config(base: LanguageModel, native: Mapping[str, Tensor]) -> ModelConfig:
     """The config of a model with trained copies: a tied head with a copy is untied, as in PEFT."""
-    known = {name for name, _ in base.named_modules()}
-    if all(name.rpartition(".")[0] in known for name in native):
+    modules = {name for name, _ in base.named_modules()}
+    if all(name.rpartition(".")[0] in modules for name in native):
         return base.config
     config: ModelConfig = changed(base.config, {"tie_word_embeddings": False})
     return config
@@ -101,8 +101,8 @@ def place_saved(model: LanguageModel, base: LanguageModel, saved: Mapping[str, T
     like = next(base.parameters())
     model.config = adapted_config(base, native)
     if model.config is not base.config:
-        fresh, known = skeleton(type(base), model.config), {name for name, _ in model.named_modules()}
-        for path in sorted({name.rpartition(".")[0] for name in native} - known):
+        fresh, modules = skeleton(type(base), model.config), {name for name, _ in model.named_modules()}
+        for path in sorted({name.rpartition(".")[0] for name in native} - modules):
             replace_module(model, path, fresh.get_submodule(path))
     for name, tensor in native.items():
         path, _, leaf = name.rpartition(".")

@@ -102,17 +102,17 @@ def build_adapter(config: AdapterConfig, tensors: Mapping[str, Tensor], model: L
     for module in selected:
         rank, (rows, columns) = config.rank(module), targets[module].shape
         shapes = {"A": (rank, columns), "B": (rows, rank), "magnitude": (rows,)}
-        found = parts.get(module, {})
-        problems["missing"] += [f"{module} ({part})" for part in expected_parts if part not in found]
-        problems["unexpected"] += [f"{module} ({part})" for part in found if part not in expected_parts]
+        factors = parts.get(module, {})
+        problems["missing"] += [f"{module} ({part})" for part in expected_parts if part not in factors]
+        problems["unexpected"] += [f"{module} ({part})" for part in factors if part not in expected_parts]
         problems["wrong shape"] += [
             f"{module} ({part}) is {tuple(tensor.shape)}, not {shapes[part]}"
-            for part, tensor in found.items() if tuple(tensor.shape) != shapes[part]
+            for part, tensor in factors.items() if tuple(tensor.shape) != shapes[part]
         ]  # fmt: skip
-        if all(part in found for part in expected_parts):
-            dtype = torch.promote_types(found["A"].dtype, torch.float32)  # as PEFT: factors are float32
+        if all(part in factors for part in expected_parts):
+            dtype = torch.promote_types(factors["A"].dtype, torch.float32)  # as PEFT: factors are float32
             # Copies: the sums of MKL depend on the alignment of memory, which a file does not provide.
-            a, b, *magnitude = (found[part].to(dtype, copy=True) for part in expected_parts)
+            a, b, *magnitude = (factors[part].to(dtype, copy=True) for part in expected_parts)
             adapter.factors[module] = LoRAFactors(
                 a, b, config.scale(module), magnitude[0] if magnitude else None, config.lora_dropout
             )

@@ -27,6 +27,9 @@ def classifier_config(config: ModelConfig, labels: Sequence[str]) -> ModelConfig
     """
     if not hasattr(config, "id2label"):
         raise ValueError(f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or Gemma")
+    if getattr(config, "encoder_only", False):
+        raise ValueError(f"{config.TITLE}: a sequence classification head reads the decoder, which this model lacks: "
+                         "use a checkpoint with a decoder")  # fmt: skip
     [name] = config.to_hub()["architectures"]
     name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
     kind = "single_label_classification" if labels else "regression"
@@ -69,7 +72,7 @@ def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
 
 
 def head_modules(model: LanguageModel) -> tuple[str, ...]:
-    """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier` as a whole."""
+    """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier` completely."""
     names = [
         name.rpartition(".")[0] for conversion in conversions_of(model) for name in conversion.targets
         if conversion.sources[0].startswith("head.")
@@ -90,7 +93,7 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
     if stored is not None:
         return with_head(model, json.loads(stored))
     targets = conversions_of(skeleton_of_head(model))
-    [[output]] = [each.targets for each in targets if each.sources == ("head.out.weight",)]
+    [[output]] = [target.targets for target in targets if target.sources == ("head.out.weight",)]
     if f"{PREFIX}{output}" not in file.keys():  # noqa: SIM118  # not a mapping
         return model
     count = file.get_slice(f"{PREFIX}{output}").get_shape()[0]

@@ -42,8 +42,8 @@ class MergedTensors(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter) -> None:
         self.saved = native_saved(model, adapter.saved)
         # An adapter with a classification head replaces the head of the checkpoint.
-        known = model.state_dict().keys() if adapter.config.task_type == SEQUENCE_TASK else tensors.keys()
-        self.tensors, self.names = tensors, [name for name in tensors if name in known]
+        supported = model.state_dict().keys() if adapter.config.task_type == SEQUENCE_TASK else tensors.keys()
+        self.tensors, self.names = tensors, [name for name in tensors if name in supported]
         self.config: ModelConfig = adapted_config(model, self.saved)
         self.layers = {
             f"{name}.weight": (adapter.factors[module], rows)
@@ -68,7 +68,7 @@ class MergedTensors(Mapping[str, Tensor]):
         return len(list(iter(self)))
 
     def meta(self, meta: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The shapes and dtypes of the tensors. meta: those of the checkpoint."""
+        """The shapes and dtypes of the tensors. meta: shapes and dtypes in the checkpoint."""
         dtype = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
         saved = {
             name: torch.empty_like(tensor, dtype=meta[name].dtype if name in meta else dtype, device="meta")

@@ -13,7 +13,8 @@ from minhub_py.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import architecture_of
-from weights_map.engine import Conversion, transpose
+from weights_map.conversion import Conversion
+from weights_map.engine import transpose
 
 # The segment before the number of a layer in a module's name.
 NUMBERED = re.compile(r"\.([^.]+)\.(\d+)\.")
@@ -86,30 +87,30 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
 
     ValueError: target_modules is missing and has no default, or matches no linear layer.
     """
-    wanted = config.target_modules
-    if wanted is None:
+    patterns = config.target_modules
+    if patterns is None:
         if model_type not in DEFAULT_TARGETS:
             raise ValueError(f"target_modules is required for {model_type}: give names of modules or {ALL_LINEAR!r}")
-        wanted = DEFAULT_TARGETS[model_type]
+        patterns = DEFAULT_TARGETS[model_type]
     selected = [
         name for name, target in targets.items()
-        if (not target.is_head if wanted == ALL_LINEAR else matches(wanted, name))
+        if (not target.is_head if patterns == ALL_LINEAR else matches(patterns, name))
         and not (config.exclude_modules and matches(config.exclude_modules, name))
         and not contains(config.modules_to_save, name)
         and is_in_layers(config, name)
     ]  # fmt: skip
     if not selected:
-        shown = wanted if isinstance(wanted, str) else ", ".join(wanted)
+        shown = patterns if isinstance(patterns, str) else ", ".join(patterns)
         ends = sorted({name.rpartition(".")[2] for name in targets})
         raise ValueError(f"target_modules {shown} matches no linear layer of the model: it has {', '.join(ends)}")
     return selected
 
 
-def matches(wanted: Collection[str] | str, name: str) -> bool:
+def matches(patterns: Collection[str] | str, name: str) -> bool:
     """Whether a name is one of the names, or ends with one after a dot; a text is a regular expression."""
-    if isinstance(wanted, str):
-        return re.fullmatch(wanted, name) is not None
-    return any(name == key or name.endswith(f".{key}") for key in wanted)
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, name) is not None
+    return any(name == key or name.endswith(f".{key}") for key in patterns)
 
 
 def contains(modules: Collection[str] | str, name: str) -> bool:
@@ -120,13 +121,13 @@ def contains(modules: Collection[str] | str, name: str) -> bool:
 
 def is_in_layers(config: AdapterConfig, name: str) -> bool:
     """Whether layers_to_transform includes a module's layer. As in PEFT, full names in target_modules ignore it."""
-    layers, wanted = config.layers_to_transform, config.target_modules
-    if layers is None or (isinstance(wanted, tuple) and name in wanted):
+    layers, patterns = config.layers_to_transform, config.target_modules
+    if layers is None or (isinstance(patterns, tuple) and name in patterns):
         return True
-    found = NUMBERED.findall(name)
+    numbers = NUMBERED.findall(name)
     if config.layers_pattern:
-        found = [(prefix, number) for prefix, number in found if prefix in config.layers_pattern]
-    return bool(found) and int(found[0][1]) in layers
+        numbers = [(prefix, number) for prefix, number in numbers if prefix in config.layers_pattern]
+    return bool(numbers) and int(numbers[0][1]) in layers
 
 
 def brief(names: Iterable[str]) -> str:

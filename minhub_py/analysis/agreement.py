@@ -29,7 +29,7 @@ import numpy as np
 from minhub_py.analysis import plots
 from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import whole
+from minhub_py.inference.arguments import check_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def agreement(
     }
     samples: dict[str, list[Array]] = {name: [] for name in values}
     random = np.random.default_rng(seed)
-    for first in range(0, whole("bootstrap", bootstrap, 0), BLOCK):
+    for first in range(0, check_integer("bootstrap", bootstrap, 0), BLOCK):
         weights = random.multinomial(units, np.full(units, 1 / units), size=min(BLOCK, bootstrap - first)).astype(float)
         for name, sample in statistics(counts, numbers, level, pair, weights).items():
             samples[name].append(sample)

@@ -75,7 +75,7 @@ def annotate(
         tokenizer: The model's tokenizer.
         texts: Texts; None for a missing text.
         labels: A list of labels, a mapping of labels to definitions, a list of mappings with "label", "definition" and
-            "words" (answers that stand for the label; their probabilities are added), or the path of a codebook in
+            "words" (answers that mean the label; their probabilities are added), or the path of a codebook in
             YAML (see `minhub_py.analysis.codebook`).
         instruction: The task. Default: the codebook's, or a sentence that lists the labels.
         examples: Coded examples, as pairs (text, label).
@@ -148,7 +148,7 @@ def softmax(scores: Array) -> Array:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers that stand for the labels.
+    """The answers that mean the labels.
 
     ids: token IDs of each answer, with the end token if there is one.    labels: index of each answer's label.
     characters: number of characters of each answer.    count: number of labels.
@@ -250,9 +250,9 @@ def label_scores(
     total = per_prompt * (len(texts) + len(references))
     completed = 0
 
-    def report(done: int, _: int) -> None:
+    def report(computed: int, _: int) -> None:
         if progress is not None:
-            progress(completed + done, total)
+            progress(completed + computed, total)
 
     baseline = answers.scores(answer_logprobs(model, references, answers.ids, report), length)
     completed += per_prompt * len(references)

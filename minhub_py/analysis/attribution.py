@@ -79,11 +79,11 @@ def attribution(
     ids = single_row(model, tokenizer, text)
     inputs = None
     if model.encoder_decoder:
-        given = [] if target is None else single_row(model, tokenizer, target, "target")
-        inputs = [model.decoder_start, *given]
+        target_ids = [] if target is None else single_row(model, tokenizer, target, "target")
+        inputs = [model.decoder_start, *target_ids]
     elif target is not None:
         raise ValueError("target is for an encoder-decoder such as T5: make it part of the text")
-    place = check_position(position, len(ids if inputs is None else inputs))
+    index = check_position(position, len(ids if inputs is None else inputs))
     tokens = [token_id(model, tokenizer, token, "token")]
     if against is not None:
         tokens.append(token_id(model, tokenizer, against, "against"))
@@ -94,7 +94,7 @@ def attribution(
     last = f"layers.{max(points.sources[name].layer for name in own)}.resid"
     copy, recorded = recorder(model, points.find([*names, *head_inputs, last]), "attribution()")
     forward(copy, [ids], inputs)
-    stored = {name: x[place].float() for name, x in recorded.items()}
+    stored = {name: x[index].float() for name, x in recorded.items()}
     tail = steps_after_layers(base.steps())
     head = next(step for step in tail if isinstance(step, Logits))
     rows = weights_of_rows(head, tokens)  # (C,)

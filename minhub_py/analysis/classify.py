@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.columns import Columns, label_columns
+from minhub_py.analysis.columns import Columns, label_columns, value_names
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
-from minhub_py.inference.arguments import check_tokenizer, decoder_of, model_of, whole
+from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, model_of
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import Classifier, Encoder
 from minhub_py.system.spelling import call_name
@@ -68,7 +68,8 @@ def classify(
         Columns with one value per text: label (the most likely; None for a missing text, or a text without tokens),
         prob, and one column of probabilities for each label, named `prob_LABEL`. Probabilities are a softmax over the
         labels; for one label, for `problem_type` multi_label_classification and with `multi_label`, each is a sigmoid.
-        For a regression head the columns are the scores.
+        For a regression head (`problem_type` regression), only the predicted value: `value`, or `value_LABEL` for each
+        of several outputs.
 
     Raises:
         ValueError: The model has no sequence classification head; with `labels`, it has no label that begins with
@@ -79,12 +80,16 @@ def classify(
     present = [number for number, text in enumerate(rows) if text is not None]
     strings = [rows[number] or "" for number in present]
     names = model.config.labels if labels is None else list(labels)
+    is_regression = labels is None and model.config.problem_type == "regression"
     if labels is None:
-        values = probabilities(scores_of(model, tokenizer, strings, None, progress), model.config.problem_type)
+        values = scores_of(model, tokenizer, strings, None, progress)
+        values = values if is_regression else probabilities(values, model.config.problem_type)
     else:
         values = zero_shot(model, tokenizer, strings, names, hypothesis, multi_label, progress)
     result = np.full((len(rows), len(names)), np.nan, np.float32)
     result[present] = values.numpy().reshape(len(present), len(names))
+    if is_regression:
+        return Columns(zip(value_names(names), result.T, strict=True))
     return label_columns(result, names)
 
 
@@ -166,7 +171,7 @@ def rerank(
         else:
             raise ValueError("instruction is for decoders such as Qwen3-Reranker; this model is an encoder")
     scores = scores if raw_scores else scores.sigmoid()
-    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else whole("k", k, 1)]
+    order = scores.argsort(descending=True, stable=True)[: len(rows) if k is None else check_integer("k", k, 1)]
     return Columns(
         {
             "text": order.numpy(),
@@ -214,8 +219,6 @@ def reranker_prompts(model: Any, tokenizer: Any, query: str, texts: Sequence[str
 
 def probabilities(scores: Tensor, problem_type: str | None) -> Tensor:
     """Probabilities of scores (N, labels), by the rules of transformers' pipelines."""
-    if problem_type == "regression":
-        return scores
     if problem_type == "multi_label_classification" or scores.size(1) == 1:
         return scores.sigmoid()
     return scores.softmax(dim=1)

@@ -31,7 +31,7 @@ class Label:
     """A label.
 
     definition: explanation for the prompt, or "".
-    words: the answers that stand for the label; by default its name. Their probabilities are added.
+    words: the answers that mean the label; by default its name. Their probabilities are added.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Codebook:
 def codebook_of(labels: Any, instruction: str | None = None, examples: Iterable[Any] = ()) -> Codebook:
     """A codebook from labels in any form that `annotate` accepts.
 
-    instruction, examples: replace those of the codebook.
+    instruction, examples: replace the codebook's.
 
     ValueError: fewer than two labels, a repeated or empty label, or an example with an unknown label.
     """

@@ -27,3 +27,8 @@ def label_columns(values: np.ndarray[Any, Any], names: Sequence[str]) -> Columns
     labels = [None if np.isnan(row).any() else names[int(row.argmax())] for row in values]
     columns = {"label": labels, "prob": values.max(axis=1)}
     return Columns(columns | {f"prob_{name}": values[:, number] for number, name in enumerate(names)})
+
+
+def value_names(names: Sequence[str]) -> list[str]:
+    """The columns of a regression head with these labels."""
+    return ["value"] if len(names) == 1 else [f"value_{name}" for name in names]

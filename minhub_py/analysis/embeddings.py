@@ -13,7 +13,7 @@ from minhub_py.analysis.hidden_states import HiddenStates
 from minhub_py.analysis.predictions import Progress, Span, Window, windows_of
 from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
-from minhub_py.inference.arguments import model_of, whole
+from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.inference.torch_runner import CHUNK
 from minhub_py.models.base import Encoder
 
@@ -91,7 +91,7 @@ def embed(
     if pool not in (None, *POOLS):
         raise ValueError(f'pool must be "mean", "last", "cls", "max" or "none", not {brief(pool)}')
     if dimensions is not None:
-        dimensions = whole("dimensions", dimensions, 1)
+        dimensions = check_integer("dimensions", dimensions, 1)
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
     settings = model.embedding_settings or EmbeddingSettings()

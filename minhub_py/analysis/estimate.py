@@ -16,7 +16,7 @@ A mean is a regression on a constant, a group difference the coefficient of a gr
 standard errors. With clusters, such as the author of several texts, the influences of a cluster's texts are summed, and
 the covariance has the factor G/(G - 1) for G clusters. Cross-fitting: see analysis/cross_fit.py.
 
-The intervals are for large samples: with 120 coded texts, those of a slope cover 93 % ("human", "ppi++") to 95 %.
+The intervals are for large samples: with 120 coded texts, intervals of a slope cover 93 % ("human", "ppi++") to 95 %.
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
@@ -36,7 +36,7 @@ from minhub_py.analysis import plots
 from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import whole
+from minhub_py.inference.arguments import check_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ class Estimates:
         return self.columns._repr_html_()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draw the estimates with intervals, beside those from the model's labels alone. Requires matplotlib."""
+        """Draw the estimates with intervals, next to estimates from the model's labels alone. Requires matplotlib."""
         series = {f"corrected ({self.method})": self.columns}
         if self.naive is not None:
             series["model's labels alone"] = self.naive.columns
@@ -119,7 +119,7 @@ def choose_for_coding(
         ValueError: A margin or uncertainty out of range, or more texts than available.
     """
     values = np.array(list(margin), float)
-    n = whole("n", n, 1)
+    n = check_integer("n", n, 1)
     if not 0 < minimum <= 1:
         raise ValueError(
             f"minimum must be above 0 and at most 1, not {minimum!r}: estimates need a probability above 0"
@@ -200,7 +200,7 @@ def estimate(
     y, predicted = numbers_of("human", human), numbers_of("model", model)
     names, X = design({} if x is None else x, len(y))
     groups = None if cluster is None else codes_of(cluster, len(y))
-    folds, splits = whole("cross_fit", cross_fit, 0), whole("splits", splits, 1)
+    folds, splits = check_integer("cross_fit", cross_fit, 0), check_integer("splits", splits, 1)
     return fit(y, predicted, names, X, family, method, probability, confidence, groups, folds, splits, seed)
 
 
@@ -288,13 +288,13 @@ def coefficients(
     if method in ("ppi", "ppi++"):
         return prediction_powered(X, y, predicted, coded, logistic, method == "ppi++", groups)
     ratio = coded / np.where(coded, pi, 1)
-    known = np.where(coded, y, 0)
+    labels = np.where(coded, y, 0)
     if method == "naive":
         return *regression(X, predicted, logistic, groups=groups), 1.0
     if method == "human":
-        return *regression(X, known, logistic, ratio, groups), 0.0
-    power = np.ones(len(X)) if method == "dsl" else best_power(X, known, predicted, ratio, pi, logistic, groups)
-    targets = power * predicted + ratio * (known - power * predicted)
+        return *regression(X, labels, logistic, ratio, groups), 0.0
+    power = np.ones(len(X)) if method == "dsl" else best_power(X, labels, predicted, ratio, pi, logistic, groups)
+    targets = power * predicted + ratio * (labels - power * predicted)
     return *regression(X, targets, logistic, groups=groups), float(power.mean())
 
 
@@ -390,11 +390,11 @@ def prediction_powered(
     cluster are summed.
     """
     n, N = int(coded.sum()), int((~coded).sum())
-    labelled, other = X[coded], X[~coded]
+    labelled, unlabelled = X[coded], X[~coded]
 
     def at(power: float) -> Array:
         if not logistic:
-            first = solve(other, power * predicted[~coded], np.ones(N), False)
+            first = solve(unlabelled, power * predicted[~coded], np.ones(N), False)
             return first + solve(labelled, y[coded] - power * predicted[coded], np.ones(n), False)
         weights = np.where(coded, (1 - power) / n, power / N)
         targets = np.where(coded, (y - power * predicted) / n, power * predicted / N)
@@ -423,8 +423,8 @@ def prediction_powered(
     if groups is not None:
         influence = np.empty_like(X)
         influence[~coded] = power * (correction - correction.mean(axis=0)) / N
-        rest = scores - power * model
-        influence[coded] = (rest - rest.mean(axis=0)) / n
+        remainder = scores - power * model
+        influence[coded] = (remainder - remainder.mean(axis=0)) / n
         return theta, inverse @ summed_squares(influence, groups) @ inverse, power
     ddof = min(X.shape[1] - 1, 1)  # as ppi_py: 0 for a mean, 1 for a regression
     variance = power**2 * np.cov(correction.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n

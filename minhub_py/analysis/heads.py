@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.attention import attention_weights
-from minhub_py.inference.arguments import decoder_of, whole
+from minhub_py.inference.arguments import check_integer, decoder_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0
     model = decoder_of(model, "head_scores()")
     if model.encoder_decoder:
         raise ValueError(f"head_scores() needs a decoder-only model, not {model.config.TITLE}: use attention_weights()")
-    length, samples = whole("length", length, 2), whole("samples", samples, 1)
+    length, samples = check_integer("length", length, 2), check_integer("samples", samples, 1)
     limit = model.config.context_length
     bos = getattr(model.config, "bos_token_id", None)
     start = [bos] if isinstance(bos, int) and 0 <= bos < model.config.vocab_size else []

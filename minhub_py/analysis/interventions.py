@@ -112,7 +112,7 @@ def intervene(
     """
     model = model_of(model, "intervene()")
     points = Points(recipe_of(model).model)
-    found = points.find(at)
+    selected = points.find(at)
     if how not in KINDS:
         raise ValueError(f"how must be one of {', '.join(KINDS)}, not {how!r}")
     if not is_number(scale):
@@ -124,7 +124,7 @@ def intervene(
             else f"how={how!r} needs a value: pass an array, activations or a direction"
         )
     edits = []
-    for point in found:
+    for point in selected:
         tensor = value_at(point, how, value)
         rows = len(tensor) if tensor is not None and tensor.dim() == 2 else None
         edits.append((point, Intervention(how, tensor, float(scale), positions_of_rows(positions, rows))))

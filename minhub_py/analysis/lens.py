@@ -15,7 +15,7 @@ from minhub_py.analysis import plots
 from minhub_py.analysis.attention import encode_text
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
-from minhub_py.inference.arguments import decoder_of, whole
+from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.models.steps import Linear, Norm, Step
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def logit_lens(
             f"{model.config.TITLE}: the layers of an encoder predict no next token. embed(), in R text_embeddings(), "
             "returns their states"
         )
-    n = min(whole("n", n, 1), model.config.vocab_size)
+    n = min(check_integer("n", n, 1), model.config.vocab_size)
     states = HiddenStates(model, "logit_lens()")
     ids, tokens, idx = encode_text(model, tokenizer, text)
     hidden = states.compute(idx, range(states.count + 1))

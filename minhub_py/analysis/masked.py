@@ -20,7 +20,7 @@ from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.analysis.tokens import token_strings
-from minhub_py.inference.arguments import check_tokenizer, model_of, whole
+from minhub_py.inference.arguments import check_integer, check_tokenizer, model_of
 from minhub_py.models.base import Encoder
 from minhub_py.models.heads import MaskedLMHead
 
@@ -73,7 +73,7 @@ def predict_masks(
 ) -> tuple[Columns, list[int]]:  # fmt: skip
     """The columns of `masked_tokens`, and the numbers of texts with a mask beyond the maximum length."""
     model = masked_model(model, "masked_tokens()")
-    n = min(whole("n", n, 1), model.config.vocab_size)
+    n = min(check_integer("n", n, 1), model.config.vocab_size)
     mask = mask_of(tokenizer)
     masked = [(text or "").replace("[MASK]", mask) for text in texts]
     if without := [number for number, text in enumerate(masked) if mask not in text]:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Measure
-from minhub_py.inference.arguments import whole
+from minhub_py.inference.arguments import check_integer
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
 
@@ -84,7 +84,7 @@ def measures_of(
     if premise is not None and not isinstance(premise, str):
         raise ValueError(f"premise must be a text, not {brief(premise)}")
     unique = tuple(dict.fromkeys(float(order) for order in orders))
-    return Measures(correct, unique, premise, whole("lags", lags, 0))
+    return Measures(correct, unique, premise, check_integer("lags", lags, 0))
 
 
 def renyi_entropy(order: float) -> Measure:

@@ -140,7 +140,7 @@ def pair_columns(
         "logprob_good": first,
         "logprob_bad": second,
         "difference": first - second,
-        "correct": [bool(a > b) if known else None for a, b, known in zip(first, second, defined, strict=True)],
+        "correct": [bool(a > b) if valid else None for a, b, valid in zip(first, second, defined, strict=True)],
     })  # fmt: skip
 
 

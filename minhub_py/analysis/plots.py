@@ -191,7 +191,7 @@ def plot_confusion(counts: Any, categories: Sequence[Any], title: str, path: Pic
 
 
 def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, path: Picture) -> "Figure":
-    """Estimates with intervals beside each other. series: columns term, estimate, lower and upper, by their label."""
+    """Estimates with intervals next to each other. series: columns term, estimate, lower and upper, by their label."""
     terms = next(iter(series.values()))["term"]
     figure = new_figure(6.5, 1.6 + 0.7 * len(terms))
     axes = figure.subplots()
@@ -210,7 +210,7 @@ def plot_estimates(series: Mapping[str, Mapping[str, Any]], confidence: float, p
 
 
 def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
-    """The accuracy of each phenomenon with its interval, from the largest. The last row is that of all pairs."""
+    """The accuracy of each phenomenon with its interval, from the largest. The last row has all pairs."""
     rows = list(zip(*(accuracy[name] for name in ("phenomenon", "n", "accuracy", "lower", "upper")), strict=True))
     total = rows.pop() if len(rows) > 1 else None
     rows = sorted((row for row in rows if row[1]), key=lambda row: -row[2]) + ([total] if total else [])

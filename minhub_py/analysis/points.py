@@ -198,15 +198,15 @@ class Points:
         pattern = re.compile(re.escape(name).replace(r"\*", r"\d+"))
         base, _, number = name.rpartition(".")
         units = re.compile(re.escape(base).replace(r"\*", r"\d+")) if number.isdigit() or number == "*" else None
-        for known, source in self.sources.items():
-            if pattern.fullmatch(known):
-                yield Point(known, source.path, source.side, source.size, source.layer, scale=source.scale)
-            elif units is not None and source.units and units.fullmatch(known):
+        for point, source in self.sources.items():
+            if pattern.fullmatch(point):
+                yield Point(point, source.path, source.side, source.size, source.layer, scale=source.scale)
+            elif units is not None and source.units and units.fullmatch(point):
                 for unit in range(1, source.units + 1) if number == "*" else [int(number)]:
                     if 1 <= unit <= source.units:
                         size = source.size // source.units
                         part = slice((unit - 1) * size, unit * size)
-                        yield Point(f"{known}.{unit}", source.path, source.side, size, source.layer, part)
+                        yield Point(f"{point}.{unit}", source.path, source.side, size, source.layer, part)
 
     def describe(self) -> str:
         """The names of the points, for messages."""

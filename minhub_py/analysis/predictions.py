@@ -1,7 +1,7 @@
 """Next-token logits at positions of many texts, in bounded memory.
 
 Texts are sorted and evaluated in batches. A prefix that adjacent texts share is evaluated once, and its keys and values
-are copied. A text longer than the context length is split into the context windows of inference/batch.py. Each text has
+are copied. A text longer than the context length is split into the context windows of inference/rows.py. Each text has
 the same results as alone.
 """
 
@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.prefixes import common_prefix
+from minhub_py.inference.rows import context_start
 from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
 from minhub_py.models.base import LanguageModel
@@ -271,10 +271,10 @@ def log_normalizers(logits: Tensor, measures: Sequence[Measure] = ()) -> tuple[T
             shifted = part - largest  # float32
             weights = shifted.exp()
             total = weights.sum(dim=-1)
-            more = [measure(shifted, weights, total) for measure in measures]
+            measured = [measure(shifted, weights, total) for measure in measures]
             normalizers = largest.squeeze(1) + total.log()
             entropies = (total.log() - weights.mul_(shifted).sum(dim=-1) / total) / math.log(2)
-            parts.append((normalizers, entropies, *more))
+            parts.append((normalizers, entropies, *measured))
     result = tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
     check_finite(result[0])
     return result

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import is_number, whole
+from minhub_py.inference.arguments import check_integer, is_number
 from minhub_py.system.extras import require
 
 
@@ -81,7 +81,7 @@ def probe(
     infinite = not np.isfinite(x).all() or (labels.dtype.kind == "f" and not np.isfinite(labels).all())
     if infinite or any(map(is_missing, [*(y if labels.ndim == 1 else ()), *(() if groups is None else groups)])):
         raise ValueError("activations, y and groups must not contain missing or infinite values: remove those rows")
-    folds = whole("folds", folds, 2)
+    folds = check_integer("folds", folds, 2)
     _, owners = np.unique(owners, return_inverse=True)
     count = owners.max() + 1
     if count < folds:
@@ -99,7 +99,7 @@ def probe(
     control = score_of(shuffled, cross_validated(x, shuffled, fold, penalty, bool(classes)), bool(classes))
     members = [np.flatnonzero(owners == group) for group in range(count)]
     scores = []
-    for _ in range(whole("bootstrap", bootstrap, 1)):
+    for _ in range(check_integer("bootstrap", bootstrap, 1)):
         rows = np.concatenate([members[group] for group in random.integers(count, size=count)])
         scores.append(score_of(labels[rows], predictions[rows], bool(classes)))
     low, high = np.nanpercentile(scores, [2.5, 97.5])

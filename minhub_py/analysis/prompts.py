@@ -88,23 +88,23 @@ def prompt_of(
     sep: str | None, chat: bool | None,
 ) -> Prompt:  # fmt: skip
     """The prompt for a codebook. ValueError: the template has no {text}, or `chat` is not possible."""
-    found = None
+    chat_template = None
     if chat is not False and not model.encoder_decoder:
-        found = chat_template_of(None, tokenizer)
-        if found.kind != "template":
-            found = None
-    if chat and found is None:
+        chat_template = chat_template_of(None, tokenizer)
+        if chat_template.kind != "template":
+            chat_template = None
+    if chat and chat_template is None:
         raise ValueError("this model has no chat template: remove chat, or use an instruction-tuned model")
-    template = (PLAIN if found is None else CHAT) if template is None else template
+    template = (PLAIN if chat_template is None else CHAT) if template is None else template
     if template.count("{text}") != 1:
         raise ValueError(f"template must contain {{text}} once, not {brief(template)}")
     if sep is None:
-        sep = " " if found is None else ""
+        sep = " " if chat_template is None else ""
     if sep[:1].isspace() and template[-1:].isspace():
         raise ValueError("template ends with white space, and sep begins with it, which would double it: remove one")
     instruction = describe(book)
-    if found is not None:
-        return chat_prompt(tokenizer, found, book, instruction, template, premise, sep)
+    if chat_template is not None:
+        return chat_prompt(tokenizer, chat_template, book, instruction, template, premise, sep)
     before, after = template.split("{text}")
     shots = "".join(f"{template.replace('{text}', text)}{sep}{label}\n" for text, label in spoken(book))
     head = "\n\n".join(filter(None, [instruction])) + ("\n\n" if instruction else "") + shots
@@ -139,8 +139,8 @@ def chat_prompt(
         complete = chat.render(messages, add_generation_prompt=False, enable_thinking=False).partition(REPLY)[0]
         return complete if complete.startswith(result) else result
 
-    before, found, after = render(template.replace("{text}", PLACEHOLDER)).rpartition(PLACEHOLDER)
-    if not found:
+    before, separator, after = render(template.replace("{text}", PLACEHOLDER)).rpartition(PLACEHOLDER)
+    if not separator:
         raise ValueError("the chat template does not write the user's message unchanged: set chat to False")
     bare = template.replace(" {text}", "").replace("{text}", "") if premise is None else premise
     end = next(iter(sorted(chat.end_ids)), None)

@@ -66,8 +66,8 @@ class Scores:
 
     def _add(self, logits: Tensor, rows: list[int], texts: list[int], positions: list[int]) -> None:
         """See `predictions.Consumer`."""
-        normalizers, entropies, *more = log_normalizers(logits, self._compute)
-        for values, computed in zip(self.measures.values(), more, strict=True):
+        normalizers, entropies, *measured = log_normalizers(logits, self._compute)
+        for values, computed in zip(self.measures.values(), measured, strict=True):
             values[self.slots[texts] + positions] = computed[rows].cpu()
         # The position after a text has no token.
         within = np.flatnonzero(np.array(positions) < self._lengths[texts])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py.analysis.columns import Columns
-from minhub_py.inference.arguments import whole
+from minhub_py.inference.arguments import check_integer
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
@@ -65,7 +65,7 @@ def search(query: Any, texts: Any, k: int = 10, method: Similarity = "cosine") -
         ValueError: As in `similarity`.
     """
     scores = similarity(query, texts, method).nan_to_num(-torch.inf)
-    k = min(whole("k", k, 1), int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0)
+    k = min(check_integer("k", k, 1), int((scores > -torch.inf).sum(dim=1).max()) if scores.numel() else 0)
     best = scores.topk(k, dim=1)
     return Columns(
         {

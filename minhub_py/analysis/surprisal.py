@@ -31,7 +31,7 @@ from minhub_py.analysis.predictions import Progress, Span, log_normalizers, pred
 from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
 from minhub_py.analysis.tokens import encodings, token_strings
-from minhub_py.inference.arguments import decoder_of, whole
+from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
@@ -181,7 +181,7 @@ def next_tokens(
         ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in `word_logprobs`.
     """
     model = decoder_of(model, "next_tokens()")
-    n = min(whole("n", n, 1), model.config.vocab_size)
+    n = min(check_integer("n", n, 1), model.config.vocab_size)
     prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
     if prompts and all(isinstance(text, str) for text in prompts):
         prompts = [encoding.ids for encoding in encodings(model, tokenizer, prompts)]

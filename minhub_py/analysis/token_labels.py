@@ -17,7 +17,7 @@ from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.encoders import TEXTS, hidden_states, special_tokens_before, windows_of_texts
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
-from minhub_py.inference.arguments import model_of, whole
+from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.models.base import Encoder
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -82,7 +82,7 @@ def classify_tokens(
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {brief(aggregation)}")
     if stride is not None:
-        stride = whole("stride", stride, 0)
+        stride = check_integer("stride", stride, 0)
     rows = as_texts("texts", texts)
     present = [number for number, text in enumerate(rows) if text]
     columns: dict[str, list[Any]] = {name: [] for name in ("text", "word", "start", "end", "label", "prob")}

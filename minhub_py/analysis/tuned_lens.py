@@ -20,7 +20,7 @@ from torch import Tensor
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.lens import final
 from minhub_py.analysis.tokens import Text, rows_of_texts
-from minhub_py.inference.arguments import decoder_of, whole
+from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.inference.quantize import kind_of
 
 TOKENS = 256  # of a training step
@@ -87,7 +87,7 @@ def tuned_lens(
         raise ValueError(f"tuned_lens() needs a decoder-only model, not {model.config.TITLE}")
     if kind_of(model):
         raise ValueError("tuned_lens() needs weights in floating point: load the model with quantize='none'")
-    steps = whole("steps", steps, 1)
+    steps = check_integer("steps", steps, 1)
     states = HiddenStates(model, "tuned_lens()")
     if states.recurrent:
         raise ValueError(f"tuned_lens() needs a transformer, not {model.config.TITLE}: use logit_lens()")
@@ -96,8 +96,8 @@ def tuned_lens(
     rows: dict[int, list[Tensor]] = {layer: [] for layer in range(states.count + 1)}
     with torch.no_grad():
         for ids in rows_of_texts(model, tokenizer, list(texts), "texts"):
-            found = states.compute(torch.tensor([ids], device=device), range(states.count + 1))
-            for layer, x in found.items():
+            hidden = states.compute(torch.tensor([ids], device=device), range(states.count + 1))
+            for layer, x in hidden.items():
                 rows[layer].append(x[0])
     inputs = {layer: torch.cat(parts) for layer, parts in rows.items()}
     tail = steps_after_layers(states.model.steps())

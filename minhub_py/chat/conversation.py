@@ -29,7 +29,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten, steps_of
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
-from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text, whole
+from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, is_text
 from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.sampling import Sampling
@@ -102,7 +102,7 @@ class Chat:
         self.tokenizer, self.system = tokenizer, check_system(system)
         self.template = template or chat_template_of(None, tokenizer)
         maximum: int = self.model.config.context_length or MAX_DEFAULT_CONTEXT
-        self.context = min(maximum, MAX_DEFAULT_CONTEXT if context is None else whole("context", context, 2))
+        self.context = min(maximum, MAX_DEFAULT_CONTEXT if context is None else check_integer("context", context, 2))
         self.defaults = default_sampling(self.model)
         self.settings = ReplySettings(**self.defaults).updated(settings, self.defaults)
         self.turns: list[Turn] = []
@@ -110,7 +110,7 @@ class Chat:
         self.reply_count = 0
         self.tools, self.thinking = parse_tools(tools), thinking
         self.listener: Callable[[ReplyEvent], object] | None = None
-        disk = None if cache_dir is None else DiskCache(cache_dir, whole("cache_size", cache_size, 1))
+        disk = None if cache_dir is None else DiskCache(cache_dir, check_integer("cache_size", cache_size, 1))
         self._generator = ReplyGenerator(self.model, self.tokenizer, self.template, self.context, disk)
 
     def __repr__(self) -> str:
@@ -248,7 +248,7 @@ class Chat:
         Raises:
             ValueError: The conversation has fewer messages.
         """
-        if exchanges is not None and whole("exchanges", exchanges, 0) > len(self.turns) // 2:
+        if exchanges is not None and check_integer("exchanges", exchanges, 0) > len(self.turns) // 2:
             raise ValueError(f"exchanges must be at most {len(self.turns) // 2}, the length of the conversation")
         fork = copy.copy(self)
         fork.turns = self.turns[: None if exchanges is None else 2 * exchanges]
@@ -311,7 +311,7 @@ class Chat:
         return run()
 
     def _chosen(self, choice: str) -> tuple[Tool, ...]:
-        """The tools that a reply can call. ValueError: there is no such tool."""
+        """The tools that a reply can call. ValueError: the tool is unknown."""
         if choice == "none":
             return ()
         chosen = tuple(tool for tool in self.tools if choice in ("auto", "required", tool.name))
@@ -415,7 +415,7 @@ def parse_saved(data: Any, defaults: Mapping[str, Any]) -> tuple[str | None, Rep
     try:
         if data["minhub_chat"] != 1:
             raise ValueError("another version of this package wrote it")
-        system, reply_count = check_system(data["system"]), whole("made", data["made"], 0)
+        system, reply_count = check_system(data["system"]), check_integer("made", data["made"], 0)
         saved = dict(data["settings"])
         if saved.get("logit_bias"):  # JSON's keys are strings
             saved["logit_bias"] = {int(id): bias for id, bias in saved["logit_bias"].items()}

@@ -116,7 +116,7 @@ def definition_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def schema_of(hint: Any, place: str) -> dict[str, Any]:
+def schema_of(hint: Any, location: str) -> dict[str, Any]:
     """The JSON schema of a type. ValueError: it has none."""
     if hint is Any:
         return {}
@@ -126,14 +126,16 @@ def schema_of(hint: Any, place: str) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
-        return {"anyOf": [schema_of(argument, place) for argument in arguments]}
+        return {"anyOf": [schema_of(argument, location) for argument in arguments]}
     if origin in (list, tuple, Sequence, set):
-        return {"type": "array", "items": schema_of(arguments[0], place)}
+        return {"type": "array", "items": schema_of(arguments[0], location)}
     if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(arguments[1], place)}
+        return {"type": "object", "additionalProperties": schema_of(arguments[1], location)}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return {"enum": [member.value for member in hint]}
-    raise ValueError(f"{place} has the type {hint}, which has no JSON schema: use str, int, float, bool, list or dict")
+    raise ValueError(
+        f"{location} has the type {hint}, which has no JSON schema: use str, int, float, bool, list or dict"
+    )
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -144,9 +146,9 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
     for line in lines:
         if not line.strip() or not line.startswith(" "):
             break
-        if found := PARAMETER.match(line):
-            name = found.group(1)
-            parameters[name] = found.group(2)
+        if match := PARAMETER.match(line):
+            name = match.group(1)
+            parameters[name] = match.group(2)
         elif name:
             parameters[name] += " " + line.strip()
     return description, parameters

@@ -55,9 +55,9 @@ class ReplyGenerator:
 
     def copy(self) -> "ReplyGenerator":
         """A generator with the same prefixes."""
-        other = copy.copy(self)
-        other.prefixes = list(self.prefixes)
-        return other
+        result = copy.copy(self)
+        result.prefixes = list(self.prefixes)
+        return result
 
     def prompt(
         self, ids: list[int], dropped: int, settings: ReplySettings, tools: Sequence[Tool], *, required: bool,
@@ -86,7 +86,7 @@ class ReplyGenerator:
             self.disk.weights_changed()
         batch = Batch(self.model, 1, self.context, prefix_bytes=PREFIX_CACHE_BYTES, disk=self.disk)
         if weights == self._weights:
-            batch.prefixes = self.prefixes
+            batch.prefixes.entries = self.prefixes
         self._weights = weights
         return batch
 
@@ -132,7 +132,7 @@ class ReplyGeneration:
                 self.generator.prefixes = []
             else:
                 self.batch.retire(self.row)
-                self.generator.prefixes = self.batch.prefixes
+                self.generator.prefixes = self.batch.prefixes.entries
 
     def reply(self) -> Reply:
         """The reply so far."""

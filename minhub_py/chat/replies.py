@@ -45,14 +45,14 @@ def marked_spans(template: ChatTemplate, plain: list[dict[str, Any]]) -> tuple[s
 
 def difference_spans(template: ChatTemplate, plain: list[dict[str, Any]]) -> list[Span]:
     """The differences between the conversation with and without each reply. ValueError: a prefix is not equal."""
-    whole = template.render(plain, add_generation_prompt=False)
+    complete = template.render(plain, add_generation_prompt=False)
     spans = []
     for index, message in enumerate(plain):
         if message["role"] != "assistant":
             continue
         before = template.render(plain[:index], add_generation_prompt=True) if index else ""
         after = template.render(plain[: index + 1], add_generation_prompt=False)
-        if not (after.startswith(before) and whole.startswith(after)):
+        if not (after.startswith(before) and complete.startswith(after)):
             raise ValueError(
                 f"the chat template does not determine the position of the reply in message {index + 1}: it writes "
                 "earlier messages differently after a reply. Use {% generation %} in the template, or conversations "

@@ -113,9 +113,11 @@ class ReplyParser(TextReader):
     def _speak_until(self, kind: Kind, stops: Sequence[str]) -> Steps:
         """Emit text up to the first of several strings and read it. Returns this string; None at the end."""
         while True:
-            found = [(index, -len(stop), stop) for stop in stops if (index := self.text.find(stop, self.position)) >= 0]
-            if found:
-                index, _, stop = min(found)
+            matches = [
+                (index, -len(stop), stop) for stop in stops if (index := self.text.find(stop, self.position)) >= 0
+            ]
+            if matches:
+                index, _, stop = min(matches)
                 self._say(kind, self.text[self.position : index])
                 self.position = index + len(stop)
                 return stop
@@ -196,7 +198,7 @@ class ReplyParser(TextReader):
             if self.text[start] != "{":
                 self.position += 1
                 return True
-            if (yield from self._object(known=True)):
+            if (yield from self._object(known_only=True)):
                 self.spaces, self.after_markup = "", True
                 return True
         self.position = before
@@ -256,8 +258,8 @@ class ReplyParser(TextReader):
             if char == "]" or (char != "," and not (yield from self._object())):
                 return self.calls > before
 
-    def _object(self, known: bool = False) -> Steps:
-        """A call as a JSON object. known: only functions of the request. Returns whether there is a call."""
+    def _object(self, known_only: bool = False) -> Steps:
+        """A call as a JSON object. known_only: only functions of the request. Returns whether there is a call."""
         name, arguments, before = None, None, self.calls
         try:
             if not (yield from self._expect("{")):
@@ -275,12 +277,12 @@ class ReplyParser(TextReader):
                     raise ValueError("a colon is missing")
                 yield from self._skip_spaces()
                 if key == "function" and name is None and (yield from self._peek()) == "{":
-                    yield from self._object(known)
+                    yield from self._object(known_only)
                     continue
                 value = yield from self._value()
                 if key in (self.format.name_key, *NAME_KEYS) and name is None:
                     name = json.loads(value)
-                    if not isinstance(name, str) or (known and name not in (self.tools or {})):
+                    if not isinstance(name, str) or (known_only and name not in (self.tools or {})):
                         return False
                 elif key in (self.format.arguments_key, *ARGUMENTS_KEYS) and arguments is None:
                     arguments = arguments_text(value)
@@ -338,8 +340,8 @@ class ReplyParser(TextReader):
             value = self.markup.alphabet.shown(value)
             if value.startswith("<![CDATA[") and value.endswith("]]>"):
                 value = value[len("<![CDATA[") : -len("]]>")]
-            known = properties.get(key.strip()) if isinstance(properties, Mapping) else None
-            arguments[key.strip()] = parse_value(value, known if not kind else {"type": kind})
+            value_schema = properties.get(key.strip()) if isinstance(properties, Mapping) else None
+            arguments[key.strip()] = parse_value(value, value_schema if not kind else {"type": kind})
         rest = yield from self._peek()
         if self.cut and before_key.strip().startswith(self.text[self.position :].strip()):
             self.exhausted = True
@@ -357,8 +359,8 @@ class ReplyParser(TextReader):
         if text is None:
             return None
         self.position += 1
-        found = re.search(r'string="(true|false)"|type="(\w+)"', text)
-        return "" if not found else found.group(2) or ("string" if found.group(1) == "true" else "any")
+        match = re.search(r'string="(true|false)"|type="(\w+)"', text)
+        return "" if not match else match.group(2) or ("string" if match.group(1) == "true" else "any")
 
     def _group(self) -> Steps:
         """A name and arguments in brackets."""

@@ -34,7 +34,7 @@ class TextReader:
             self.position += 1
 
     def _expect(self, pattern: str) -> Steps:
-        """Read a pattern with any white space; `ID` stands for a call ID, and a digit for a number.
+        """Read a pattern with any white space; `ID` matches a call ID, and a digit matches a number.
 
         Returns whether it follows; otherwise, nothing is read.
         """
@@ -64,10 +64,10 @@ class TextReader:
         longest = max(map(len, stops))
         searched = self.position
         while True:
-            found = [index for stop in stops if (index := self.text.find(stop, searched)) >= 0]
-            if found:
-                text = self.text[self.position : min(found)]
-                self.position = min(found)
+            indices = [index for stop in stops if (index := self.text.find(stop, searched)) >= 0]
+            if indices:
+                text = self.text[self.position : min(indices)]
+                self.position = min(indices)
                 return text
             if self.ended or (limit is not None and len(self.text) - self.position > limit):
                 self.exhausted = self.exhausted or self.ended

@@ -146,8 +146,8 @@ class _Detection:
             text = self.render([self.user, *messages], **{"add_generation_prompt": False, **variables})
         except ValueError:
             return None
-        _, found, tail = text.rpartition(USER)
-        return self.alphabet.internal(tail) if found else None
+        _, separator, tail = text.rpartition(USER)
+        return self.alphabet.internal(tail) if separator else None
 
     def markup(self) -> Markup:
         generic = generic_format(self.alphabet)
@@ -155,9 +155,9 @@ class _Detection:
         markup = Markup(self.alphabet, generic, reasoning, switch, merged_system=self.rejects_system())
         try:
             for as_text in (False, True):
-                found = self.tool_format(as_text)
-                if found is not None and self.is_distinct(found[0]):
-                    return replace(markup, tools=found[0], end_ids=found[1])
+                detected = self.tool_format(as_text)
+                if detected is not None and self.is_distinct(detected[0]):
+                    return replace(markup, tools=detected[0], end_ids=detected[1])
         except ValueError:  # the call has an unknown form
             pass
         return markup
@@ -200,20 +200,20 @@ class _Detection:
             ends = self.ends("".join(char for char in call[value_end:] if char not in content))
             return ToolFormat("channels", separator=None, as_text=as_text), ends
         both = self.middle_of(self.tail(self.calls(2, 1, as_text)), start)
-        found = self.with_json(text, both) or self.with_parameters(text, both, start, as_text)
-        if not found.section:  # it ends the message
-            found = replace(found, section_end="")
-        own = "".join((found.section, found.begin, found.head, found.middle, found.tail, found.end, *found.parameter,
-                       found.section_end))  # fmt: skip
+        tools = self.with_json(text, both) or self.with_parameters(text, both, start, as_text)
+        if not tools.section:  # it ends the message
+            tools = replace(tools, section_end="")
+        own = "".join((tools.section, tools.begin, tools.head, tools.middle, tools.tail, tools.end, *tools.parameter,
+                       tools.section_end))  # fmt: skip
         rest = call[value_end:] + following[len(common_prefix(call, following)) :]
-        return replace(found, as_text=as_text), self.ends("".join(char for char in rest if char not in own))
+        return replace(tools, as_text=as_text), self.ends("".join(char for char in rest if char not in own))
 
-    def is_distinct(self, found: ToolFormat) -> bool:
+    def is_distinct(self, tools: ToolFormat) -> bool:
         """Whether a call begins differently from a reply and from its end."""
-        if found.kind == "channels" or (found.kind == "json" and found.opening == found.head):
+        if tools.kind == "channels" or (tools.kind == "json" and tools.opening == tools.head):
             return True
         reply = self.tail({"role": "assistant", "content": CONTENT}) or ""
-        return bool(found.trigger) and found.trigger not in reply
+        return bool(tools.trigger) and tools.trigger not in reply
 
     def renders_tools(self) -> bool:
         try:
@@ -236,10 +236,10 @@ class _Detection:
     def with_json(self, text: str, both: str | None) -> ToolFormat | None:
         """The format of calls with JSON arguments."""
         name = text.index(NAMES[0])
-        found = json_after(text, name)
-        if found is None:
+        arguments = json_after(text, name)
+        if arguments is None:
             return None
-        start, end, is_text = found
+        start, end, is_text = arguments
         first, last = enclosing_object(text, name, end)
         keys = re.search(r'"([^"]*)"\s*:\s*"$', text[first:name]), re.search(r'"([^"]*)"\s*:\s*$', text[name:start])
         is_object = first < name and keys[0] is not None and keys[1] is not None and not is_text
@@ -344,14 +344,14 @@ class _Detection:
             return False
 
 
-def common_prefix(one: str, other: str) -> str:
+def common_prefix(first: str, second: str) -> str:
     """The longest common prefix."""
-    return path.commonprefix([one, other])  # noqa: RUF071
+    return path.commonprefix([first, second])  # noqa: RUF071
 
 
-def common_suffix(one: str, other: str) -> str:
+def common_suffix(first: str, second: str) -> str:
     """The longest common suffix."""
-    return common_prefix(one[::-1], other[::-1])[::-1]
+    return common_prefix(first[::-1], second[::-1])[::-1]
 
 
 def tag_start(text: str, position: int) -> int:
@@ -415,8 +415,8 @@ def second_call(both: str, name: int, is_object: bool) -> int | None:
     second = both.index(NAMES[1])
     if not is_object:
         return second
-    found = json_after(both, second)
-    if found is None:
+    arguments = json_after(both, second)
+    if arguments is None:
         return None
-    start, _ = enclosing_object(both, second, found[1])
+    start, _ = enclosing_object(both, second, arguments[1])
     return start if start > name else None

@@ -120,7 +120,7 @@ class LazyMatcher:
             index -= len(self.recent.pop(0)[1])
         try:
             self.matcher = self.lazy.grammar.matcher(id for id, _ in self.recent)
-        except GrammarError:  # the model has begun another call than those of the request
+        except GrammarError:  # the model has begun a call of a tool that the request does not have
             self.matcher = None
         self.recent = []
 

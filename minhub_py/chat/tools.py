@@ -115,19 +115,19 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str
                                  "arguments": parse_arguments(function.get("arguments"))},
                 })  # fmt: skip
                 open_calls.append((id, complete[-1]))
-            rest = {key: value for key, value in message.items() if key != "tool_calls" and value is not None}
-            prepared.append({**rest, "content": message.get("content") or "", "tool_calls": complete})
+            fields = {key: value for key, value in message.items() if key != "tool_calls" and value is not None}
+            prepared.append({**fields, "content": message.get("content") or "", "tool_calls": complete})
         elif message["role"] in ("tool", "function"):
             id, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
-            found = next((i for i, (known, _) in enumerate(open_calls) if id is not None and known == id), None)
-            if found is None:
+            index = next((i for i, (call_id, _) in enumerate(open_calls) if id is not None and call_id == id), None)
+            if index is None:
                 named = (i for i, (_, call) in enumerate(open_calls) if call["function"]["name"] == name)
-                found = next(named, 0 if open_calls else None)
+                index = next(named, 0 if open_calls else None)
             text = message.get("content") or ""
-            if found is None:
+            if index is None:
                 prepared.append({"role": "user", "content": text})
                 continue
-            _, call = open_calls.pop(found)
+            _, call = open_calls.pop(index)
             prepared.append({"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"],
                              "content": text})  # fmt: skip
         else:

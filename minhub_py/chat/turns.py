@@ -8,7 +8,7 @@ from typing import Any, Literal
 from minhub_py.chat.functions import ToolCall
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.tools import parse_arguments
-from minhub_py.inference.arguments import is_text, is_whole, whole
+from minhub_py.inference.arguments import check_integer, is_text, is_whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
 from minhub_py.system import html
@@ -61,8 +61,8 @@ class ReplySettings:
         if "stop" in changes:
             changes = {**changes, "stop": stop_strings(changes["stop"])}
         settings = replace(self, **changes)
-        whole("max_new_tokens", settings.max_new_tokens, 1)
-        whole("top", settings.top, 0)
+        check_integer("max_new_tokens", settings.max_new_tokens, 1)
+        check_integer("top", settings.top, 0)
         if not is_whole(settings.seed) and settings.seed is not None:
             raise ValueError(f"seed must be a whole number or None, not {brief(settings.seed)}")
         generators(1, settings.seed)
@@ -170,7 +170,7 @@ def parse_turn(data: Any) -> Turn:
 
 
 def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """The messages of a reply with calls and of their results, after those of previous calls."""
+    """The messages of a reply with calls and of their results, after the messages of previous calls."""
     calls = turn.reply.calls if turn.reply is not None else ()
     answers = ({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
                for call, result in zip(calls, results, strict=True))  # fmt: skip

@@ -12,6 +12,7 @@ the names of settings and tensors.
 Sources: ggml's docs/gguf.md; the types of tensors in ggml/src/ggml-common.h.
 """
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -31,8 +32,8 @@ from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.models import rotary
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
-from weights_map.engine import Mapped
-from weights_map.gguf import GGUFArchitecture
+from weights_map.conversion import Mapped
+from weights_map.gguf import PACKED, GGUFArchitecture
 
 CHUNK = 2**18  # elements dequantized at a time: they fit into a core's cache
 
@@ -62,7 +63,7 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a file by their GGUF names, loaded on access."""
+    """The tensors of a file by their GGUF names, loaded on access. Those with the suffix `PACKED` stay in MXFP4."""
 
     def __init__(self, path: Path, stored: Mapping[str, StoredTensor]) -> None:
         self.path, self.stored = path, stored
@@ -81,6 +82,8 @@ class Tensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         type, shape = self.stored[name].type, self.stored[name].shape
         data = self.bytes_of(name)
+        if name.endswith(PACKED):
+            return self.rows(name)
         if type in FLOAT_TYPES:
             return torch.from_numpy(data).view(FLOAT_TYPES[type]).view(shape)
         return dequantize(data, type).view(shape)
@@ -101,10 +104,15 @@ class Tensors(Mapping[str, Tensor]):
     @cached_property
     def meta(self) -> dict[str, Tensor]:
         """Shapes and dtypes of all tensors, on the meta device."""
-        return {
-            name: torch.empty(stored.shape, dtype=FLOAT_TYPES.get(stored.type, torch.float32), device="meta")
-            for name, stored in self.stored.items()
-        }
+        return {name: meta_of(name, stored) for name, stored in self.stored.items()}
+
+
+def meta_of(name: str, stored: StoredTensor) -> Tensor:
+    """The shape and dtype of a tensor."""
+    if name.endswith(PACKED):
+        rows = math.prod(stored.shape[:-1])
+        return torch.empty(*stored.shape[:-1], stored.size // rows, dtype=torch.uint8, device="meta")
+    return torch.empty(stored.shape, dtype=FLOAT_TYPES.get(stored.type, torch.float32), device="meta")
 
 
 def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
@@ -132,7 +140,13 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.header = read_header(path)
-        self._tensors = Tensors(path, self.header.tensors)
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        """The tensors by their names in the rows of the architecture."""
+        stored = self.header.tensors
+        names = self.architecture.names({name: tensor.type for name, tensor in stored.items()})
+        return Tensors(self.path, {names[name]: tensor for name, tensor in stored.items()})
 
     @cached_property
     def architecture(self) -> GGUFArchitecture:
@@ -144,7 +158,10 @@ class GGUFCheckpoint(Checkpoint):
         with_experts = weights_map.gguf_architectures.get(f"{name} with experts")
         if with_experts is not None and self.header.metadata.get(f"{name}.expert_count"):
             return with_experts
-        return weights_map.gguf_architectures[name]
+        architecture = weights_map.gguf_architectures[name]
+        if architecture.alternative and architecture.alternative[0] in self.header.tensors:
+            return architecture.alternative[1]
+        return architecture
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -173,7 +190,7 @@ class GGUFCheckpoint(Checkpoint):
         settings = {
             name: values[key] for key, name in architecture.settings.items() if key in values and key not in ROPE_KEYS
         }
-        settings |= {name: tensor in self.header.tensors for tensor, name in architecture.flags.items()}
+        settings |= {name: tensor in self._tensors for tensor, name in architecture.flags.items()}
         settings |= {name: self._tensors.stored[tensor].shape[0] for tensor, name in architecture.sizes.items()
                      if tensor in self._tensors}  # fmt: skip
         settings |= architecture.derive(settings)
@@ -187,6 +204,8 @@ class GGUFCheckpoint(Checkpoint):
         rope = {name: values[key] for key, name in ROPE_KEYS.items() if key in values}
         if rope.get("rope_type") == "none":
             rope["rope_type"] = "default"
+        if rope.get("rope_type") == "yarn":
+            rope |= architecture.yarn
         if "rope_freqs.weight" in self._tensors:
             rope |= scaled_rope(self._tensors["rope_freqs.weight"], rope, size)
         if "rope_factors_long.weight" in self._tensors:
@@ -314,7 +333,8 @@ class GGUFCheckpoint(Checkpoint):
         return len(self._hub)
 
     def release(self) -> None:
-        self._tensors.release()
+        if "_tensors" in vars(self):
+            self._tensors.release()
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:

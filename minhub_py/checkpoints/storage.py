@@ -22,7 +22,7 @@ from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_messag
 from minhub_py.system.printable import gist
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 
 Layout = Literal["hub", "native"]
 

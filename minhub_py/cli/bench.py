@@ -177,10 +177,10 @@ def decode(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     rows = []
     for kind, model in models.items():
         total, first = statistics.median(seconds[kind, "all"]), statistics.median(seconds[kind, "first"])
-        each = (total - first) / (new - 1)
-        rows.append({"weights": kind, "tokens/s": new / total, "ms/token": 1000 * each,
+        per_token = (total - first) / (new - 1)
+        rows.append({"weights": kind, "tokens/s": new / total, "ms/token": 1000 * per_token,
                      "MB/token": bytes_per_token(model) / 1e6,
-                     "% of bandwidth": 100 * bytes_per_token(model) / each / bandwidth})  # fmt: skip
+                     "% of bandwidth": 100 * bytes_per_token(model) / per_token / bandwidth})  # fmt: skip
     return rows
 
 

@@ -53,8 +53,8 @@ def rerank(
         from minhub_py.analysis.classify import rerank as rerank_texts
 
         columns = rerank_texts(network, tokenizer, texts=rows, k=top, **settings, progress=update)
-        found = rows_of({"index": columns["text"], "score": columns["score"]})
-        return [{**row, "text": rows[row["index"]]} for row in found]
+        results = rows_of({"index": columns["text"], "score": columns["score"]})
+        return [{**row, "text": rows[row["index"]]} for row in results]
 
     run("rerank", model, texts, settings, loading, as_json, table, results)
 
@@ -77,15 +77,15 @@ def classify(
     r"""Classify texts.
 
     MODEL has a sequence classification head. Prints the most likely label of each TEXT and the probability of each
-    label. If the arguments are names of files, their rows are classified.
+    label, or the predicted value of a regression. If the arguments are names of files, their rows are classified.
 
     \b
       minhub classify MODEL "I enjoyed this film."
       minhub classify MODEL "Who wins?" --labels art,sport
       minhub classify MODEL in.csv --out out.csv
 
-    With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label. See `minhub score --help` for
-    supported FILEs and for interrupted jobs.
+    With --out, the new columns are `label`, `prob`, and `prob_LABEL` for each label; of a regression, `value`. See
+    `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     names = parse_labels(labels)
     if names is None:
@@ -102,11 +102,9 @@ def classify(
         columns = classify_texts(network, tokenizer, rows, names, **settings, progress=update)
         return rows_of({"text": rows, **columns})
 
-    stored = (
-        {"labels": names or labels_of(model, loading["revision"]), "zero_shot": names is not None}
-        if table["out"]
-        else {}
-    )
+    stored: dict[str, Any] = {}
+    if table["out"]:
+        stored = {"labels": names, "zero_shot": True} if names else head_of(model, loading["revision"])
     run("classify", model, texts, settings | stored, loading, as_json, table, results)
 
 
@@ -120,15 +118,16 @@ def parse_labels(labels: str | None) -> list[str] | None:
     return names
 
 
-def labels_of(model: str, revision: str) -> list[str]:
-    """The labels of a checkpoint. ValueError: it has no sequence classification head."""
+def head_of(model: str, revision: str) -> dict[str, Any]:
+    """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence classification head."""
     from minhub_py.analysis.classify import check_classifier
     from minhub_py.fitting import describe
     from minhub_py.pretrained import open_checkpoint
 
     config: Any = describe(open_checkpoint(model, revision))[1]
     check_classifier(config, "classify")
-    return list(config.labels)
+    regression = {"regression": True} if config.problem_type == "regression" else {}
+    return {"labels": list(config.labels), "zero_shot": False, **regression}
 
 
 @click.command(cls=Command)
@@ -265,7 +264,7 @@ def run(
             shown = results(network, tokenizer, rows, update)
         else:
             values = TASKS[task].run(network, tokenizer, [Text(i, row, []) for i, row in enumerate(rows)], **settings)
-            shown = [{"text": text, **result} for text, found in zip(rows, values, strict=True) for result in found]
+            shown = [{"text": text, **result} for text, items in zip(rows, values, strict=True) for result in items]
     for warning in caught:
         note(f"Note: {warning.message}")
     jobs.show(shown, as_json)

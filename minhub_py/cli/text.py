@@ -114,8 +114,8 @@ def open_draft(identifier: str, tokenizer: Any, loading: dict[str, Any], group: 
 
     if group is not None:
         raise click.UsageError("--draft is not supported with --tensor-parallel.")
-    model, other = open_model(identifier, **{**loading, "revision": "main"})
-    if other.get_vocab() != tokenizer.get_vocab():
+    model, draft_tokenizer = open_model(identifier, **{**loading, "revision": "main"})
+    if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise click.UsageError("--draft: this model has another tokenizer than MODEL.")
     try:
         return DraftModel(model)

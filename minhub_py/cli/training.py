@@ -13,7 +13,7 @@ import click
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
 from minhub_py.cli.options import add_options, json_option
-from minhub_py.cli.output import check_writable, emit, table
+from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
 from minhub_py.system.console import note
 from minhub_py.system.spelling import ShellSpelling, use_spelling
@@ -149,7 +149,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
             sources = [sys.stdin.buffer if str(path) == "-" else path for path in text]
             run = training.train(sources, folder, listener=console, **settings)
         command, argument = USES.get(run.settings.objective or "text", ("generate", "PROMPT"))
-        console.finished(run.best, folder, f": minhub {command} {shlex.quote(str(folder))} {argument}")
+        console.finished(run.best, run.unit, folder, f": minhub {command} {shlex.quote(str(folder))} {argument}")
         summary = read(folder)
     if as_json and is_main_process():
         emit(summary.to_json())
@@ -193,33 +193,42 @@ def parse_setting(text: str, option: str = "set") -> tuple[str, object]:
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs of `minhub train`.
 
-    Runs are sorted by loss in nats per character, which is comparable between tokenizers.
+    Runs are sorted by loss. Losses on text are in nats per character, which is comparable between tokenizers. Runs with
+    different units of the loss, such as classifiers and language models, are listed in separate tables.
     """
-    from minhub_py.training.summary import draw, read
+    from minhub_py.training.summary import draw, group_comparable, read
 
     check_writable(plot)
     with use_spelling(ShellSpelling()):
-        summaries = sorted((read(run) for run in runs), key=lambda run: run.nats_per_character)
+        groups = group_comparable([read(run) for run in runs])
     if plot is not None:
-        draw(summaries, plot, per_character=True)
+        if len(groups) > 1:
+            units = ", ".join(group[0].compared_unit for group in groups)
+            raise click.UsageError(f"--plot: the losses of these runs have different units ({units}): plot runs of one "
+                                   "objective.")  # fmt: skip
+        draw(groups[0], plot, compared=True)
     if as_json:
-        emit([summary.to_json() for summary in summaries])
-    else:
-        show(summaries)
+        emit([summary.to_json() for group in groups for summary in group])
+        return
+    for number, group in enumerate(groups):
+        if len(groups) > 1:
+            say(*[""] * (number > 0), f"Objective: {group[0].unit.objective}")
+        show(group)
 
 
 def show(summaries: Sequence["Summary"]) -> None:
-    """Print the summaries as a table."""
+    """Print comparable summaries as a table."""
     from minhub_py.training.checkpoint import MEASURES
     from minhub_py.training.summary import HEADINGS, duration, family_title
 
     measures = [name for name in MEASURES if any(name in run.measures for run in summaries)]
+    units = dict.fromkeys((summaries[0].unit.name, summaries[0].compared_unit))
     table(
-        ["RUN", "MODEL", "PARAMETERS", "TOKENIZER", "VOCABULARY", "STEPS", "BEST AT", "NATS/TOKEN", "NATS/CHARACTER",
+        ["RUN", "MODEL", "PARAMETERS", "TOKENIZER", "VOCABULARY", "STEPS", "BEST AT", *map(str.upper, units),
          *(HEADINGS[name].upper() for name in measures), "TOKENS/S", "TIME"],
         [
             (run.name, family_title(run.family), run.parameters, run.tokenizer, run.vocab_size, run.steps,
-             run.best_step, f"{run.nats_per_token:.4f}", f"{run.nats_per_character:.4f}",
+             run.best_step, *(f"{loss:.4f}" for loss in (run.loss, run.compared_loss)[: len(units)]),
              *(f"{run.measures[name]:.4f}" if name in run.measures else "" for name in measures),
              f"{run.tokens_per_second:,.0f}", duration(run.seconds))
             for run in summaries

@@ -27,7 +27,7 @@ from minhub_py.models.cache import EncoderCache, Layout, Past
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step
-from weights_map.engine import Mapped
+from weights_map.conversion import Mapped
 
 INCOMPLETE = "a model that is split among processes cannot be saved or converted: load it without parallel="
 
@@ -288,11 +288,11 @@ class Plan:
 
 
 def shard(
-    model: LanguageModel, tensors: Mapping[str, Tensor], place: Callable[[Tensor], Tensor], group: ProcessGroup
+    model: LanguageModel, tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor], group: ProcessGroup
 ) -> None:
     """Turn a model without weights into a rank's part of it, in place. All ranks must call it with the same token IDs.
 
-    tensors: the weights by name; only the shard of this rank is read.    place: moves a tensor to its device and dtype.
+    tensors: the weights by name; only the shard of this rank is read.    move: moves a tensor to its device and dtype.
     ValueError: see `Plan`.
     """
     plan = Plan(model, group)
@@ -300,9 +300,9 @@ def shard(
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)
         if id(parameter) in plan.biases:
-            tensor = place(torch.zeros(parameter.shape, dtype=parameter.dtype))
+            tensor = move(torch.zeros(parameter.shape, dtype=parameter.dtype))
         else:
-            tensor = place(read_slices(tensors, name, *plan.slices.get(id(parameter), (0, []))))
+            tensor = move(read_slices(tensors, name, *plan.slices.get(id(parameter), (0, []))))
         setattr(parent, leaf, nn.Parameter(tensor, requires_grad=False) if leaf in parent._parameters else tensor)
     kind: type = type(model)
     model.__class__ = type(kind.__name__, (Sharded, kind), {"__module__": __name__})

@@ -30,8 +30,8 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.fitting import fit, with_values
 from minhub_py.models import rotary
 from minhub_py.registry import architecture_of
-from weights_map.engine import Mapped
-from weights_map.gguf import GGUFArchitecture
+from weights_map.conversion import Mapped
+from weights_map.gguf import PACKED, GGUFArchitecture
 
 # Types of matrices, and their numbers as general.file_type.
 FILE_TYPES = {
@@ -56,9 +56,8 @@ SCALING = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-ALIGNMENT = 32
 # Small matrices that llama.cpp does not quantize: routers, convolutions and positions.
-PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd")
+PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "attn_rel_b")
 
 
 def write_gguf(
@@ -83,6 +82,7 @@ def write_gguf(
     if config.get("num_key_value_heads", 1) is None:
         config["num_key_value_heads"] = config["num_attention_heads"]
     architecture = gguf_architecture_of(config["model_type"])
+    settings = settings_of(architecture, model.config)
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
     hub = Mapped(table, meta, "native", model.config)
     names = Mapped(
@@ -97,7 +97,7 @@ def write_gguf(
     tensors = names.over(hub.over(with_values(meta, values)))
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
-    pairs |= {f"{architecture.name}.{key}": value for key, value in settings_of(architecture, model.config).items()}
+    pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
     pairs |= tokenizer_pairs(checkpoint, config)
     extra = frequency_factors(model.config)
     partial = out.with_name(f".{out.name}.partial")
@@ -110,12 +110,7 @@ def write_gguf(
     for name, tensor in {**shapes, **extra}.items():
         types[name] = type_of(name, tensor, type_in_mix(name, type, layers, tied) if type in MIXES else type)
     for name, tensor in {**shapes, **extra}.items():
-        kind = gguf.GGMLQuantizationType[types[name]]
-        row_bytes = gguf.quants.quant_shape_to_byte_shape(tuple(tensor.shape), kind)
-        writer.add_tensor_info(
-            name, row_bytes if kind > 1 else tuple(tensor.shape), np.dtype(np.uint8 if kind > 1 else np.float32),
-            int(np.prod(row_bytes)), raw_dtype=kind,
-        )  # fmt: skip
+        add_tensor_info(writer, name, tensor, types[name])
     try:
         writer.path = partial
         writer.write_header_to_file(partial)
@@ -155,6 +150,10 @@ def effective(config: Any) -> dict[str, Any]:
         settings = config.to_hub()
         if hasattr(config, "delta_sizes"):  # without the settings of images
             settings["rope_parameters"] = config.rope
+        if hasattr(config, "swiglu_alpha"):
+            rope = rotary.rope_of(config.rope, config.head_size)
+            settings |= {"rope_parameters": (rope.frequencies, rope.amplitude), "layer_types": config.windows,
+                         "quantization_config": config.quantization_config is not None}  # fmt: skip
         if hasattr(config, "inner_size"):  # files have the computed width only
             settings = {name: value for name, value in settings.items() if not name.startswith("block_")}
             settings["intermediate_size"] = config.inner_size
@@ -187,14 +186,16 @@ def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
     for architecture in weights_map.gguf_architectures.values():
         if model_type in (architecture.model_types or (architecture.model_type,)):
             return architecture
-    known = sorted({name for architecture in weights_map.gguf_architectures.values()
+    possible = sorted({name for architecture in weights_map.gguf_architectures.values()
                     for name in architecture.model_types or (architecture.model_type,)})  # fmt: skip
-    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(known)}")
+    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(possible)}")
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
     """Sizes that tables use and that config.json names differently or lacks."""
-    return {name: getattr(config, name) for name in ("num_experts", "delta_sizes") if hasattr(config, name)}
+    return {
+        name: getattr(config, name) for name in ("num_experts", "delta_sizes", "heads_in_turn") if hasattr(config, name)
+    }
 
 
 def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def settings_of(architecture: GGUFArchitecture, config: Any) -> dict[str, Any]:
     rope = rope_of(hub)
     heads = hub[architecture.settings["attention.head_count"]]
     width = hub[architecture.settings["embedding_length"]]
-    size = hub.get("head_dim") or width // heads
+    size = hub.get(architecture.settings.get("attention.key_length", "head_dim")) or width // heads
     derived = {
         "attention.head_count_kv": heads, "attention.key_length": size, "feed_forward_length": 4 * width,
         "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
@@ -272,7 +273,9 @@ def frequency_factors(config: Any) -> dict[str, Tensor]:
 
 def type_of(name: str, tensor: Tensor, type: str) -> str:
     """The type of a tensor in a file of this type."""
-    if tensor.dim() < 2 or type == "F32" or any(part in name for part in PRECISE):
+    if name.endswith(PACKED):
+        return "MXFP4"
+    if tensor.dim() < 2 or type == "F32" or name.endswith(".bias") or any(part in name for part in PRECISE):
         return "F32"
     if type in FALLBACKS and tensor.size(-1) % 256:
         type = FALLBACKS[type]
@@ -283,12 +286,25 @@ def type_of(name: str, tensor: Tensor, type: str) -> str:
 def quantized(tensor: Tensor, type: str) -> "np.ndarray[Any, Any]":
     """The rows of a tensor in a type of the file."""
     gguf = package()
+    if type == "MXFP4":  # as stored
+        return tensor.contiguous().numpy()
     values = tensor.detach().to(torch.float32).contiguous().numpy()
     if not np.isfinite(values).all():
         raise ValueError("a weight is not finite: run `minhub verify` on the checkpoint")
     if type in FALLBACKS:
         return k_quants.quantize(torch.from_numpy(values), type).numpy()
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type])
+
+
+def add_tensor_info(writer: Any, name: str, tensor: Tensor, type: str) -> None:
+    """Add the name, shape and type of a tensor."""
+    kind, shape = package().GGMLQuantizationType[type], tuple(tensor.shape)
+    packed = name.endswith(PACKED)
+    size = shape if packed else package().quants.quant_shape_to_byte_shape(shape, kind)
+    writer.add_tensor_info(
+        name.removesuffix(PACKED) + ".weight" if packed else name, size if kind > 1 else shape,
+        np.dtype(np.uint8 if kind > 1 else np.float32), math.prod(size), raw_dtype=kind,
+    )  # fmt: skip
 
 
 def add_pair(writer: Any, key: str, value: Any) -> None:

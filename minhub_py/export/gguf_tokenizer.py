@@ -1,24 +1,35 @@
 """The tokenizer of a GGUF file to write: the opposite direction of checkpoints/tokenizers/gguf_tokenizer.py.
 
-A byte-level BPE is written with the name of its word pattern, a SentencePiece model with pieces, scores and types. The
-tokenizer of a GGUF file is copied. A folder without a tokenizer is written without a vocabulary.
+A byte-level BPE is written with the name of its word pattern, a SentencePiece model with pieces, scores and types, and
+Gemma 4's BPE of characters with its merges. The tokenizer of a GGUF file is copied. A folder without a tokenizer is
+written without a vocabulary.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe
-from minhub_py.checkpoints.tokenizers.sentencepiece import BPE, CONTROL, USER_DEFINED, read_sentencepiece
+from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe, set_words
+from minhub_py.checkpoints.tokenizers.sentencepiece import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    read_sentencepiece,
+)
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
-UNUSED = 5  # type of a token ID without a token
+# Special tokens of Gemma 4 that llama.cpp writes in its output, for parsers of tool calls and reasoning.
+VISIBLE = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
 # Text that the word patterns split differently.
 PROBE = (
     "I'll We'LL don't 12345 a1b2 x==y!!\n\n  two  spaces\t\ttab \u00e9e\u0301 HelloWorld 3.14 (ok)/end"
@@ -30,9 +41,12 @@ def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[s
     """The keys of the tokenizer and their values. ValueError: llama.cpp has no tokenizer of this kind."""
     if isinstance(checkpoint, GGUFCheckpoint):
         return {key: value for key, value in checkpoint.header.metadata.items() if key.startswith("tokenizer.")}
-    folder = checkpoint.path
-    if (folder / "tokenizer.model").exists():
-        pairs = sentencepiece_pairs(folder, config["vocab_size"])
+    folder, is_gemma4 = checkpoint.path, config["model_type"] == "gemma4_text"
+    models = [folder / name for name in ("tokenizer.model", "spiece.model") if (folder / name).exists()]
+    if is_gemma4 and (folder / "tokenizer.json").exists():
+        pairs = character_bpe_pairs(read_tokenizer(folder), config["vocab_size"])
+    elif models:
+        pairs = sentencepiece_pairs(models[0], config)
     elif any((folder / name).exists() for name in ("tokenizer.json", "vocab.json", "tekken.json", "merges.txt")):
         pairs = bpe_pairs(read_tokenizer(folder), config["vocab_size"])
     else:
@@ -70,19 +84,41 @@ def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
             f"the tokenizer ({saved['model']['type']}) is not a byte-level BPE: for a SentencePiece model, the folder "
             "must contain its tokenizer.model"
         )
+    pairs = {"tokenizer.ggml.model": "gpt2", **vocabulary_pairs(tokenizer, vocab_size)}
+    return {**pairs, "tokenizer.ggml.pre": pre_of(tokenizer, pairs)}
+
+
+def vocabulary_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """The tokens of a BPE, their types, and merges."""
+    saved = json.loads(tokenizer.to_str())
     tokens = {id: token for token, id in tokenizer.get_vocab().items()}
     kinds = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in saved["added_tokens"]}
     count = max(vocab_size, max(tokens) + 1)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]]
-    pairs = {
-        "tokenizer.ggml.model": "gpt2",
+    return {
         "tokenizer.ggml.tokens": [tokens.get(id, f"[PAD{id}]") for id in range(count)],
         "tokenizer.ggml.token_type": np.array(
-            [kinds.get(id, 1) if id in tokens else UNUSED for id in range(count)], np.int32
+            [kinds.get(id, NORMAL) if id in tokens else UNUSED for id in range(count)], np.int32
         ),
         "tokenizer.ggml.merges": merges,
     }
-    return {**pairs, "tokenizer.ggml.pre": pre_of(tokenizer, pairs)}
+
+
+def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """The vocabulary and merges of Gemma 4. ValueError: it is another kind of tokenizer."""
+    model = json.loads(tokenizer.to_str())["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        raise ValueError(f"the tokenizer ({model['type']}) is not a BPE with tokens of bytes, as Gemma 4's is")
+    pairs = {"tokenizer.ggml.model": "gemma4", **vocabulary_pairs(tokenizer, vocab_size)}
+    kinds = pairs["tokenizer.ggml.token_type"]
+    for id, token in enumerate(pairs["tokenizer.ggml.tokens"]):
+        if re.fullmatch("<0x[0-9A-F]{2}>", token):
+            kinds[id] = BYTE
+        elif token in VISIBLE:
+            kinds[id] = USER_DEFINED
+    unknown = tokenizer.token_to_id(model["unk_token"] or "")
+    pairs |= {} if unknown is None else {"tokenizer.ggml.unknown_token_id": unknown}
+    return pairs | {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True}
 
 
 def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
@@ -92,11 +128,15 @@ def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
     expected = plain.encode(PROBE, add_special_tokens=False).ids
     words = splits(plain)
     ignores = bool(json.loads(plain.to_str())["model"].get("ignore_merges"))
+    kinds = pairs["tokenizer.ggml.token_type"].tolist()
     for name, rule in PRE.items():
-        kinds = pairs["tokenizer.ggml.token_type"].tolist()
+        splitter = Tokenizer(models.BPE())  # without a vocabulary, whose merges take seconds
+        set_words(splitter, rule)
+        # Some tokenizers with gpt-4o's words do not set ignore_merges; their merges form each token all the same.
+        if splits(splitter) != words or (rule.ignore_merges != ignores and name != "gpt-4o"):
+            continue
         other = byte_bpe({**pairs, "tokenizer.ggml.pre": name}, pairs["tokenizer.ggml.tokens"], kinds)
-        same = splits(other) == words and rule.ignore_merges == ignores
-        if same and other.encode(PROBE, add_special_tokens=False).ids == expected:
+        if other.encode(PROBE, add_special_tokens=False).ids == expected:
             return name
     raise ValueError(f"the words of the tokenizer are split by none of {', '.join(PRE)}, so GGUF has no name for them")
 
@@ -107,23 +147,28 @@ def splits(tokenizer: Tokenizer) -> list[str]:
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] if tokenizer.pre_tokenizer else [text]
 
 
-def sentencepiece_pairs(folder: Path, vocab_size: int) -> dict[str, Any]:
-    """The pieces of a SentencePiece BPE. ValueError: it is a unigram model."""
-    model = read_sentencepiece(folder / "tokenizer.model")
-    if model.model_type != BPE:
-        raise ValueError("the tokenizer.model is a unigram model, which llama.cpp has for encoders and T5 only")
+def sentencepiece_pairs(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another unigram model."""
+    model, vocab_size = read_sentencepiece(path), config["vocab_size"]
+    if model.model_type != BPE and config["model_type"] != "t5":
+        raise ValueError(f"the {path.name} is a unigram model, which llama.cpp has for encoders and T5 only")
     tokens = [piece.text for piece in model.pieces]
     scores, kinds = [piece.score for piece in model.pieces], [piece.kind for piece in model.pieces]
-    added = {id: token for token, id in read_tokenizer(folder).get_vocab().items() if id >= len(tokens)}
-    for id in range(len(tokens), max(vocab_size, *added, 0) if added else vocab_size):
+    added = {id: token for token, id in read_tokenizer(path.parent).get_vocab().items() if id >= len(tokens)}
+    for id in range(len(tokens), max(vocab_size, *(id + 1 for id in added), 0)):
         tokens.append(added.get(id, f"[PAD{id}]"))
         scores.append(-1000.0)
         kinds.append(USER_DEFINED if id in added else UNUSED)
-    return {
-        "tokenizer.ggml.model": "llama",
+    pairs: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama" if model.model_type == BPE else "t5",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": np.array(scores, np.float32),
         "tokenizer.ggml.token_type": np.array(kinds, np.int32),
         "tokenizer.ggml.add_space_prefix": model.add_dummy_prefix,
     }
+    if model.model_type != BPE:
+        pairs["tokenizer.ggml.remove_extra_whitespaces"] = model.remove_extra_whitespaces
+        if model.charsmap:
+            pairs["tokenizer.ggml.precompiled_charsmap"] = np.frombuffer(model.charsmap, np.uint8)
+    return pairs

@@ -92,8 +92,11 @@ def all_of(values: object, valid: Callable[[Any], bool]) -> tuple[Any, ...] | No
     return elements if all(map(valid, elements)) else None
 
 
-def whole(name: str, value: object, least: int, meaning: str = "") -> int:
-    """`value` as an int. ValueError: not a whole number, or less than `least`."""
-    if not is_whole(value) or value < least:
-        raise ValueError(f"{name} must be a whole number of {least}{meaning} or more, not {brief(value)}")
+def check_integer(name: str, value: object, minimum: int, meaning: str = "") -> int:
+    """`value` as an int. ValueError: not a whole number, or less than `minimum`.
+
+    name: of the argument.    meaning: an explanation of the minimum, both for the message.
+    """
+    if not is_whole(value) or value < minimum:
+        raise ValueError(f"{name} must be a whole number of {minimum}{meaning} or more, not {brief(value)}")
     return int(value)

@@ -1,8 +1,6 @@
 """Continuous batching: the loop behind `generate`, `stream` and `score`.
 
-Long sequences. With n tokens and a context length of C, the next token is predicted from all n tokens while n <= C.
-Beyond, the context starts at a multiple of C // 2: a full context restarts with its second half. The attended tokens
-depend on n only, not on the length of the prompt, and half a context is prefilled again every C // 2 tokens.
+Long sequences: see `context_start`.
 
 Randomness. The i-th new token of a sequence is drawn with the i-th number of the sequence's generator.
 
@@ -23,7 +21,7 @@ only, so that the exception for bfloat16 does not apply; its prefill is slower.
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -35,24 +33,12 @@ from minhub_py.inference.grammar import AnyMatcher
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
-from minhub_py.inference.prefixes import CachedPrefix, common_prefix
+from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
+from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftModel, PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import Cache
-
-# Prefixes in the prefix cache. Every prompt is compared with each; limited by bytes only, a small model would cache
-# a million of them.
-MAX_PREFIXES = 256
-
-
-def context_start(length: int, context: int | None) -> int:
-    """The start of the context that predicts the token after `length` tokens; see the module's docstring."""
-    if context is None or length <= context:
-        return 0
-    hop = max(context // 2, 1)
-    return -(-(length - context) // hop) * hop
 
 
 @dataclass(frozen=True)
@@ -74,35 +60,6 @@ class Event:
     error: ValueError | None = None
 
 
-@dataclass
-class Row:
-    """A sequence in progress. `slot` is its row of the cache; `text` contains the prompt's `start` tokens first.
-
-    For an encoder-decoder, `encoder_ids` is the prompt, and `text` begins with the decoder's start token.
-    """
-
-    key: int
-    encoder_ids: list[int]
-    text: list[int]
-    start: int
-    output_start: int  # number of prompt tokens in `text` that penalties of the output ignore
-    end: int  # maximum number of tokens in `text`
-    sampling: Sampling
-    generator: torch.Generator
-    stop: StopCriteria
-    drafter: Drafter
-    targets: list[int]  # the continuation to score, if any
-    logprobs: bool
-    top: int
-    like: int | None
-    matcher: AnyMatcher | None = None
-    slot: int = -1
-    in_prefill: bool = True
-    loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
-    draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
-    stop_reason: Literal["stop", "length", "error"] | None = None
-
-
 class Batch:
     """Sequences that one model continues together. Requests join and leave between steps.
 
@@ -115,8 +72,8 @@ class Batch:
     rows: maximum number of sequences.
     max_length: positions per sequence; longer sequences continue with a part of their context. An encoder-decoder's
         prompt and output are limited separately.
-    prefix_bytes: size of the prefix cache, which stores up to MAX_PREFIXES finished sequences (least recently used are
-        evicted). A prompt copies its longest common prefix with a cached or active sequence.
+    prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common prefix with a
+        cached or active sequence. 0: no prefix cache.
     disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
     runner: an existing runner of this model.
@@ -143,9 +100,8 @@ class Batch:
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
         self.rows: list[Row] = []  # rows[i] uses slot i of the cache
-        self.prefix_bytes, self.chunk = prefix_bytes, chunk
+        self.prefixes, self.chunk = PrefixCache(prefix_bytes), chunk
         self.exact = prefix_bytes > 0 or chunk is not None
-        self.prefixes: list[CachedPrefix] = []  # least recently used first
         self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
         self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
@@ -320,7 +276,7 @@ class Batch:
         """Look for a prefix on disk that is longer than those in memory."""
         if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
             return
-        known, *_ = self._longest_prefix(row)
+        known, _ = self.prefixes.longest(row.text[:-1], self._longest_active(row)[0])
         row.loading = self.disk.load(row.text, known)
 
     def _copy_prefix(self, row: Row) -> int:
@@ -328,37 +284,29 @@ class Batch:
         if context_start(len(row.text), self.context) > 0:
             return 0
         loaded = None if row.loading is None else row.loading.result()
-        best, source, slot, used = self._longest_prefix(row, loaded)
-        if source is not None:
-            self.cache.set_row(row.slot, source, slot, best)
-        if used is not None:
-            self._cache_prefix(used)
-        self.cached_tokens[row.key] = best
-        return best
+        length, slot = self._longest_active(row)
+        length, entry = self.prefixes.longest(row.text[:-1], length, loaded)
+        if entry is not None:
+            self.cache.set_row(row.slot, entry.cache, 0, length)
+            self.prefixes.add(entry)
+        elif length:
+            self.cache.set_row(row.slot, self.cache, slot, length)
+        self.cached_tokens[row.key] = length
+        return length
 
-    def _longest_prefix(
-        self, row: Row, loaded: CachedPrefix | None = None
-    ) -> tuple[int, Cache | None, int, CachedPrefix | None]:
-        """The number of tokens of the longest common prefix, its cache and slot, and its entry of the prefix cache.
-
-        loaded: a prefix in addition to those in memory.
-        """
-        best, source, slot = 0, None, 0
+    def _longest_active(self, row: Row) -> tuple[int, int]:
+        """The longest common prefix with an active sequence: its number of tokens, and the slot."""
+        best, slot = 0, 0
         for active in self.rows:
             if (
-                (self.prefix_bytes or active.key == row.like)
+                (self.prefixes.size or active.key == row.like)
                 and active.encoder_ids == row.encoder_ids
                 and context_start(len(active.text), self.context) == 0
             ):
                 length = common_prefix(row.text[:-1], active.text[: self.cache.lengths[active.slot]])
                 if length > best and self.cache.has_prefix(active.slot, length):
-                    best, source, slot = length, self.cache, active.slot
-        used = None
-        for prefix in self.prefixes if loaded is None else [*self.prefixes, loaded]:
-            length = common_prefix(row.text[:-1], prefix.ids)
-            if length > best and prefix.cache.has_prefix(0, length):
-                best, source, slot, used = length, prefix.cache, 0, prefix
-        return best, source, slot, used
+                    best, slot = length, active.slot
+        return best, slot
 
     def _extend(self, rows: list[Row]) -> Tensor:
         """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
@@ -457,7 +405,7 @@ class Batch:
 
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
-        if self.prefix_bytes and row.stop_reason != "error":
+        if self.prefixes.size and row.stop_reason != "error":
             self._store_prefix(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
@@ -470,18 +418,6 @@ class Batch:
         if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
             return
         new = CachedPrefix(ids, self.cache.copy_of(row.slot))
-        self._cache_prefix(new)
+        self.prefixes.add(new)
         if self.disk is not None:
             self.disk.store(new)
-
-    def _cache_prefix(self, new: CachedPrefix) -> None:
-        """Add an entry to the prefix cache, or make it the most recently used one."""
-        # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
-        self.prefixes = [
-            prefix for prefix in self.prefixes
-            if prefix.ids != new.ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
-        ] + [new]  # fmt: skip
-        while (
-            len(self.prefixes) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.prefixes) > self.prefix_bytes
-        ):
-            self.prefixes.pop(0)

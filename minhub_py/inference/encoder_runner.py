@@ -173,7 +173,7 @@ _idle: WeakKeyDictionary[Any, NativeEncoder] = WeakKeyDictionary()
 def borrowed_runner(model: Any) -> Iterator[EncoderRunner]:
     """The runner of an encoder, which the next call uses again if the model is unchanged.
 
-    A runner serves one call at a time: concurrent calls get runners of their own.
+    A runner serves one call at a time: concurrent calls get separate runners.
     """
     idle = _idle.pop(model, None)
     try:

@@ -1,4 +1,7 @@
-"""Generates and scores sequences: `generate`, `stream` and `score`. See batch.py for long sequences and randomness."""
+"""Generates and scores sequences: `generate`, `stream` and `score`. batch.py describes randomness and determinism.
+
+rows.py describes long sequences.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minhub_py.inference.arguments import decoder_of, whole
+from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
@@ -274,8 +277,8 @@ def stream_batch(
 
     ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
-    max_new_tokens = whole("max_new_tokens", max_new_tokens, 0)
-    speculate = whole("speculate", speculate, 0, " (no drafts)")
+    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
+    speculate = check_integer("speculate", speculate, 0, " (no drafts)")
     if draft is not None and not isinstance(draft, DraftModel):
         draft = DraftModel(decoder_of(draft, "draft="))
     random = generators(len(texts), seed)

@@ -1,10 +1,14 @@
-"""Entries of the prefix cache, in memory (batch.py) and on disk (disk_cache.py)."""
+"""The prefix cache in memory, and its entries, which disk_cache.py also stores on disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+
+# Entries of a prefix cache. Every prompt is compared with each; limited by bytes only, a small model would cache a
+# million of them.
+MAX_PREFIXES = 256
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,39 @@ class CachedPrefix:
 
     ids: list[int]
     cache: Cache
+
+
+class PrefixCache:
+    """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used ones are evicted."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.entries: list[CachedPrefix] = []  # least recently used first
+
+    def longest(
+        self, ids: Sequence[int], known: int = 0, loaded: CachedPrefix | None = None
+    ) -> tuple[int, CachedPrefix | None]:
+        """The longest common prefix of `ids` with an entry: its number of tokens, and the entry.
+
+        known: a prefix of this length is known already; the result is (known, None) if no entry has a longer one.
+        loaded: a prefix in addition to the entries.
+        """
+        best = None
+        for prefix in self.entries if loaded is None else [*self.entries, loaded]:
+            length = common_prefix(ids, prefix.ids)
+            if length > known and prefix.cache.has_prefix(0, length):
+                known, best = length, prefix
+        return known, best
+
+    def add(self, new: CachedPrefix) -> None:
+        """Add an entry, or make it the most recently used one."""
+        # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
+        self.entries = [
+            prefix for prefix in self.entries
+            if prefix.ids != new.ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
+        ] + [new]  # fmt: skip
+        while len(self.entries) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.entries) > self.size:
+            self.entries.pop(0)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

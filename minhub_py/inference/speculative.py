@@ -101,11 +101,11 @@ class DraftSequence:
     def __call__(self, tokens: Sequence[int], room: int) -> list[int]:
         """At most `room` draft tokens for `tokens`, which extend the tokens of the previous call."""
         count = min(self.length, room, self.max_length - len(tokens))
-        kept = common_prefix(self.cached, tokens[:-1])
-        if count < 1 or max(tokens[kept:]) >= self.model.vocab_size:
+        cached = common_prefix(self.cached, tokens[:-1])
+        if count < 1 or max(tokens[cached:]) >= self.model.vocab_size:
             return []
-        self.cache.truncate(0, len(self.cached) - kept)
-        new, draft = list(tokens[kept:]), list[int]()
+        self.cache.truncate(0, len(self.cached) - cached)
+        new, draft = list(tokens[cached:]), list[int]()
         self.cached = list(tokens)
         for _ in range(count):
             draft.append(int(self.model.runner.forward({0: new}, self.cache, exact=True)[0].argmax()))

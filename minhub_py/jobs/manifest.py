@@ -68,7 +68,7 @@ def computation(model: Any, task: str) -> dict[str, Any]:
 
 
 def processor_class() -> dict[str, str]:
-    """What results depend on, beside the versions: instruction set, kernels, and the C library with its exp and log."""
+    """What results depend on, except versions: instruction set, kernels, and the C library with its exp and log."""
     import torch
 
     from minhub_py.inference.native import library

@@ -163,16 +163,16 @@ def replay(
 
 def job_of(definition: Mapping[str, Any], folder: Path) -> Job:
     """The job of a manifest in a folder."""
-    given = definition["externalParameters"]
-    model, loading = given["model"], dict(given["loading"])
+    parameters = definition["externalParameters"]
+    model, loading = parameters["model"], dict(parameters["loading"])
     if model.startswith("."):
         model = str(folder / model)
     elif commit := definition["resolvedDependencies"][0]["digest"].get("gitCommit"):
         loading["revision"] = commit
     return Job(
-        given["task"], model, [str(folder / file) for file in given["files"]], folder / given["out"],
-        column=given["column"], extra_columns=given["extra_columns"], prefix=given["prefix"],
-        settings=given["settings"], loading=loading,
+        parameters["task"], model, [str(folder / file) for file in parameters["files"]], folder / parameters["out"],
+        column=parameters["column"], extra_columns=parameters["extra_columns"], prefix=parameters["prefix"],
+        settings=parameters["settings"], loading=loading,
     )  # fmt: skip
 
 

@@ -202,6 +202,16 @@ def word_measures(settings: Mapping[str, Any]) -> list[Column]:
     return [Column(name, "float64") for name in measures_of(**requested).columns]
 
 
+def classification(settings: Mapping[str, Any]) -> Sequence[Column]:
+    """The columns of `classify`."""
+    from minhub_py.analysis.columns import value_names
+
+    labels = settings["labels"]
+    if settings.get("regression"):
+        return [Column(name, "float64") for name in value_names(labels)]
+    return [Column("label", "string"), *(Column(name, "float64") for name in ("prob", *(f"prob_{x}" for x in labels)))]
+
+
 def pairs(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, bos: bool | None) -> list[Results]:
     """The log-probabilities of the two sentences of each pair, and whether the first is larger (1 or 0)."""
     from minhub_py.analysis.minimal_pairs import sentence_logprobs
@@ -235,21 +245,25 @@ def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at
     results: list[Results] = [[] for _ in texts]
     if not short:
         return results
-    found = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
-    if len(found.values) != 1:
-        raise ValueError(f"--at {at} names {len(found.values)} points: name one, such as {next(iter(found.values))}")
-    [values] = found.values.values()
-    for number, position, token, vector in zip(found.texts, found.positions, found.tokens, values.numpy(), strict=True):
-        place = {"token_n": position + 1 if position >= 0 else None, "token": token}
-        results[short[number]].append({**place, "activation": [float(str(value)) for value in vector]})
+    recorded = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    if len(recorded.values) != 1:
+        raise ValueError(
+            f"--at {at} names {len(recorded.values)} points: name one, such as {next(iter(recorded.values))}"
+        )
+    [values] = recorded.values.values()
+    for number, position, token, vector in zip(
+        recorded.texts, recorded.positions, recorded.tokens, values.numpy(), strict=True
+    ):
+        location = {"token_n": position + 1 if position >= 0 else None, "token": token}
+        results[short[number]].append({**location, "activation": [float(str(value)) for value in vector]})
     return results
 
 
 def classify(
     model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, labels: Sequence[str], zero_shot: bool,
-    hypothesis: str, multi_label: bool,
+    hypothesis: str, multi_label: bool, regression: bool = False,
 ) -> list[Results]:  # fmt: skip
-    """The most likely label of each text, and the probability of each label."""
+    """The most likely label of each text, and the probability of each label; or the value of a regression."""
     from minhub_py.analysis.classify import classify as classify_texts
 
     columns = classify_texts(
@@ -412,11 +426,11 @@ TASKS: Mapping[str, Task] = {
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
     "classify": Task(
         classify,
-        (Column("label", "string"), Column("prob", "float64")),
+        (),
         256,
         "Classifying",
         models="encoders",
-        more_columns=lambda settings: [Column(f"prob_{label}", "float64") for label in settings["labels"]],
+        more_columns=classification,
     ),
     "annotate": Task(
         annotate,

@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class ExpertBranch(nn.Module):
-    """Experts beside the MLP of a block. Their outputs are normed apart, then added."""
+    """Experts in parallel with the MLP of a block. Their outputs are normed apart, then added."""
 
     def __init__(self, config: "Gemma4Config") -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Gemma4Config:
     # Newer files have both global settings here: layer number -> head_dim, num_key_value_heads.
     per_layer_config: dict | None = None  # type: ignore[type-arg]
     attention_k_eq_v: bool = False  # the values of global layers are their keys
-    enable_moe_block: bool = False  # experts beside each MLP; the next three settings are theirs
+    enable_moe_block: bool = False  # experts in parallel with each MLP; the next three settings describe them
     num_experts: int | None = field(default=None, metadata={"range": (1, 1024)})
     top_k_experts: int | None = field(default=None, metadata={"range": (1, 16)})
     moe_intermediate_size: int | None = field(default=None, metadata={"range": (1, 2**24)})

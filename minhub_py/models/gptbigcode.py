@@ -137,7 +137,7 @@ class GPTBigCodeConfig(HeadSettings):
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size",
         "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input",
     }  # fmt: skip
-    DERIVED: ClassVar = ("num_key_value_heads",)
+    DERIVED: ClassVar = ("num_key_value_heads", "heads_in_turn")
 
     vocab_size: int = 50257
     n_positions: int = 1024

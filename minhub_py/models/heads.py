@@ -11,7 +11,7 @@ Notation
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -56,22 +56,23 @@ class MaskedLMHead(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """Scores (B, L) of the labels: from the first token, the last token, or the mean of all tokens.
+    """Scores (B, L) of the labels, from one hidden state per text.
 
+    pooling: the first token's hidden state ("cls"), the last token's, or the mean of all.
     norm: between the activation and the output layer, or None.    input_dropout: before the first layer.
     """
 
     def __init__(
         self, size: int, labels: int, act: Activation, norm: nn.Module | None = None, bias: bool = True,
-        mean: bool = False, dropout: float = 0.0, input_dropout: float = 0.0, last: bool = False,
+        pooling: Literal["cls", "last", "mean"] = "cls", dropout: float = 0.0, input_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dense, self.act, self.norm = nn.Linear(size, size, bias=bias), act, norm
-        self.out, self.mean, self.dropout = nn.Linear(size, labels), mean, nn.Dropout(dropout)
-        self.input_dropout, self.last = nn.Dropout(input_dropout), last
+        self.out, self.pooling = nn.Linear(size, labels), pooling
+        self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def forward(self, x: Tensor, embedding: Any = None, mask: Tensor | None = None) -> Tensor:
-        x = mean_of(x, mask) if self.mean else last_of(x, mask) if self.last else x[:, 0]
+        x = mean_of(x, mask) if self.pooling == "mean" else last_of(x, mask) if self.pooling == "last" else x[:, 0]
         x = self.act(self.dense(self.input_dropout(x)))  # (B, C)
         return self.out(self.dropout(x if self.norm is None else self.norm(x)))
 
@@ -137,6 +138,11 @@ class HeadSettings:
         return next((head for suffix, head in HEADS.items() if name.endswith(suffix)), None)
 
     @property
+    def headless(self) -> list[str] | None:
+        """The value of `architectures` for the same model without its head."""
+        return None
+
+    @property
     def labels(self) -> list[str]:
         """The labels of a classification head. transformers' default is LABEL_0 and LABEL_1."""
         if self.id2label is not None:
@@ -150,10 +156,10 @@ class HeadSettings:
                 object.__setattr__(self, setting, None)
 
     def hub_head(self, name: str) -> dict[str, Any]:
-        """The settings of the head of a decoder for config.json. name: the class of its language model."""
-        if self.head != "sequence":
+        """The settings of the head of a decoder or of T5 for config.json. name: the class without the head."""
+        if self.head is None:
             return {"architectures": [name]}
-        for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"):
+        for suffix in ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderModel"):
             name = name.removesuffix(suffix)
         return {
             "architectures": [name + SUFFIXES[self.head]],
@@ -163,7 +169,7 @@ class HeadSettings:
         }
 
     def without_head(self) -> dict[str, Any]:
-        """All settings except those of the head."""
+        """All settings except the head's."""
         return {name: value for name, value in asdict(self).items() if name not in HeadSettings.__dataclass_fields__}
 
     def hub_settings(self, name: str) -> dict[str, Any]:

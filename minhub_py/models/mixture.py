@@ -16,6 +16,7 @@ from minhub_py.models import steps
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.experts import ExpertMatrices, Routing, mixture, route
 from minhub_py.models.layers import RMSNorm
+from minhub_py.models.mlp import GatedMLP
 
 
 class Experts(nn.Module):
@@ -34,23 +35,18 @@ class Experts(nn.Module):
         return F.linear(self.act(F.linear(x, gate)) * F.linear(x, up), down)
 
 
-class SharedExpert(nn.Module):
+class SharedExpert(GatedMLP):
     """An MLP that all tokens use in addition to their experts, multiplied by a sigmoid of each token."""
 
     def __init__(self, channels: int, inner: int, activation: str) -> None:
-        super().__init__()
-        self.activation = activation
-        self.gate_proj = nn.Linear(channels, inner, bias=False)
-        self.up_proj = nn.Linear(channels, inner, bias=False)
-        self.down_proj = nn.Linear(inner, channels, bias=False)
+        super().__init__(channels, inner, activation)
         self.factor = nn.Linear(channels, 1, bias=False)
-        self.act = ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x) * self.factor(x).sigmoid())
+    def gated(self, x: Tensor) -> Tensor:
+        return super().gated(x) * self.factor(x).sigmoid()
 
-    def steps(self, norm: Any) -> Iterator[steps.Step]:
-        """The operations for h = norm(x), and again h = norm(x) with the x before them."""
+    def parallel_steps(self, norm: Any) -> Iterator[steps.Step]:
+        """The operations for h = norm(x), and again h = norm(x) with the x before them, for the experts."""
         yield steps.SaveResidual()
         yield steps.Linear([self.gate_proj, self.up_proj, self.factor])
         yield steps.Gate(self.activation, sigmoid=True)

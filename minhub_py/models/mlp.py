@@ -25,7 +25,11 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output (B, T, C) for x (B, T, C)."""
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.gated(x))
+
+    def gated(self, x: Tensor) -> Tensor:
+        """The input of `down_proj`, for x (B, T, C)."""
+        return self.act(self.gate_proj(x)) * self.up_proj(x)
 
     def steps(self, norm: RMSNorm | None = None) -> Iterator[Step]:
         """The operations, with a norm of the output."""

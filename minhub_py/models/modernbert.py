@@ -18,7 +18,7 @@ Notation
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -140,8 +140,8 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
         norm, tied = norm_of(config), config.tie_word_embeddings
         return MaskedLMHead(C, C, config.vocab_size, act, norm, bias=False, tied=tied)
     if config.head == "sequence":
-        mean = config.classifier_pooling == "mean"
-        return SequenceHead(C, labels, act, norm_of(config), bias=False, mean=mean, dropout=p)
+        pooling: Literal["cls", "mean"] = "mean" if config.classifier_pooling == "mean" else "cls"
+        return SequenceHead(C, labels, act, norm_of(config), False, pooling, dropout=p)
     return TokenHead(C, labels, dropout=p, act=act, norm=norm_of(config)) if config.head == "tokens" else None
 
 
@@ -215,13 +215,13 @@ class ModernBertConfig(HeadSettings):
     @property
     def ropes(self) -> dict[str, dict[str, Any]]:
         """rope_parameters of each layer type, with defaults."""
-        given = self.rope_parameters or {}
-        if not all(kind in (FULL, SLIDING) and isinstance(rope, dict | None) for kind, rope in given.items()):
+        parameters = self.rope_parameters or {}
+        if not all(kind in (FULL, SLIDING) and isinstance(rope, dict | None) for kind, rope in parameters.items()):
             raise ValueError(f"ModernBERT: rope_parameters must contain settings for {FULL} and {SLIDING}")
         ropes = {}
         older = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}
         for kind, (name, default) in older.items():
-            rope, theta = given.get(kind) or {}, getattr(self, name)
+            rope, theta = parameters.get(kind) or {}, getattr(self, name)
             if theta is not None and rope.get("rope_theta", theta) != theta:
                 raise ValueError(f"ModernBERT: config.json has two values of {name}: {theta} and {rope['rope_theta']}")
             ropes[kind] = rotary.completed({"rope_theta": theta or default, **rope}, self.max_position_embeddings)

@@ -351,10 +351,10 @@ QWEN3MOE: Sizes = {
 }  # fmt: skip
 
 
-def _encoder(C: int, layers: int, heads: int, head: str = "", **more: Any) -> dict[str, Any]:
+def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: Any) -> dict[str, Any]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "architectures": [head] if head else None, **more}  # fmt: skip
+            "architectures": [head] if head else None, **settings}  # fmt: skip
 
 
 def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class Qwen35(LanguageModel):
                 yield Add(delta.out_proj)
             yield Norm(block.post_attention_layernorm)
             if block.shared_expert is not None:
-                yield from block.shared_expert.steps(block.post_attention_layernorm)
+                yield from block.shared_expert.parallel_steps(block.post_attention_layernorm)
                 yield mlp.step()
             else:
                 yield from mlp.steps()

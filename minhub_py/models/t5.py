@@ -11,6 +11,7 @@ Differences from similar architectures
     sequence that starts with decoder_start_token_id, and attends to itself and to the encoder.
     Positions are neither learned nor rotary: a bias per head and distance is added to the scores, with one table per
     stack; cross-attention has no bias. Scores are not scaled. Linear layers have no biases.
+    The encoder alone (T5EncoderModel) is a text encoder, also with a token classification head.
 
 Notation
     B batch rows    T new positions    S attended positions (cached and new)    E encoder positions
@@ -25,11 +26,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Classifier, EncoderDecoder
+from minhub_py.models.base import ACTIVATIONS, Classifier, Encoder, EncoderDecoder
 from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues, Past
-from minhub_py.models.heads import HeadSettings, SequenceHead, last_of
+from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead, last_of
 from minhub_py.models.layers import RelativeBias, RMSNorm, merge_heads, split_heads
-from minhub_py.models.steps import Add, Attend, CacheEncoder, CrossAttend, Embed, Gate, Linear, Logits, Norm, Step
+from minhub_py.models.steps import (
+    Add,
+    Attend,
+    CacheEncoder,
+    CrossAttend,
+    Embed,
+    Gate,
+    HiddenStates,
+    Linear,
+    Logits,
+    Norm,
+    Step,
+)
 
 
 class Attention(nn.Module):
@@ -100,6 +113,26 @@ class Block(nn.Module):
         x = x + self.dropout(y)
         return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
+    def attend_steps(self, bias: RelativeBias) -> Iterator[Step]:
+        """The self-attention as data."""
+        attn, p = self.attention, self.dropout.p
+        yield Norm(self.attention_norm)
+        yield Linear([attn.q, attn.k, attn.v])
+        yield Attend(attn.heads, attn.heads, 1.0, bias=bias, causal=not bias.bidirectional, dropout=p)
+        yield Add(attn.o, dropout=p)
+
+    def mlp_steps(self, act: str) -> Iterator[Step]:
+        """The MLP as data."""
+        mlp: Any = self.mlp
+        p = self.dropout.p
+        yield Norm(self.mlp_norm)
+        if mlp.wi is not None:
+            yield Linear([mlp.wi], act, dropout=p)
+        else:
+            yield Linear([mlp.wi_0, mlp.wi_1])
+            yield Gate(act, dropout=p)
+        yield Add(mlp.wo, dropout=p)
+
 
 class Stack(nn.Module):
     def __init__(self, config: "T5Config", layers: int, is_decoder: bool) -> None:
@@ -114,6 +147,29 @@ class Stack(nn.Module):
         for block in self.block:
             x = block(x, past, bias)
         return self.norm(x)
+
+    def encoder_steps(self, shared: nn.Embedding, dropout: float, act: str) -> Iterator[Step]:
+        """The computation of the encoder as data, from token IDs to hidden states."""
+        block: Any
+        yield Embed(shared, dropout=dropout)
+        for block in self.block:
+            yield from block.attend_steps(self.relative_bias)
+            yield from block.mlp_steps(act)
+        yield Norm(self.norm, dropout=dropout)
+
+
+def initialize(model: nn.Module, config: "T5Config") -> None:
+    """Scale each matrix for outputs of about 1, and the queries for scores of about 1: nothing scales scores."""
+    factor, C = config.initializer_factor, config.d_model
+    for name, parameter in model.named_parameters():
+        if name in ("shared.weight", "lm_head.weight"):
+            nn.init.normal_(parameter, std=factor)
+        elif parameter.dim() == 1:
+            nn.init.constant_(parameter, factor)
+        else:
+            size = config.d_kv if name.endswith("attention.q.weight") else 1
+            inputs = C if "relative_bias" in name else parameter.size(1)
+            nn.init.normal_(parameter, std=factor * (inputs * size) ** -0.5)
 
 
 class T5(EncoderDecoder):
@@ -130,20 +186,7 @@ class T5(EncoderDecoder):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
-        self._initialize()
-
-    def _initialize(self) -> None:
-        """Scale each matrix for outputs of about 1, and the queries for scores of about 1: nothing scales scores."""
-        factor, C = self.config.initializer_factor, self.config.d_model
-        for name, parameter in self.named_parameters():
-            if name in ("shared.weight", "lm_head.weight"):
-                nn.init.normal_(parameter, std=factor)
-            elif parameter.dim() == 1:
-                nn.init.constant_(parameter, factor)
-            else:
-                size = self.config.d_kv if name.endswith("attention.q.weight") else 1
-                inputs = C if "relative_bias" in name else parameter.size(1)
-                nn.init.normal_(parameter, std=factor * (inputs * size) ** -0.5)
+        initialize(self, config)
 
     def encode(self, idx: Tensor, past: Past | None = None) -> EncoderCache:
         x = self.drop(self.encoder(self.drop(self.shared(idx)), past or Past(idx)))  # (B, E, C)
@@ -162,11 +205,7 @@ class T5(EncoderDecoder):
 
     def encoder_steps(self) -> Iterator[Step]:
         block: Any
-        yield Embed(self.shared, dropout=self.drop.p)
-        for block in self.encoder.block:
-            yield from self._attend(block, self.encoder.relative_bias)
-            yield from self._mlp(block)
-        yield Norm(self.encoder.norm, dropout=self.drop.p)
+        yield from self.encoder.encoder_steps(self.shared, self.drop.p, self.config.dense_act_fn)
         for block in self.decoder.block:
             cross = block.cross_attention
             yield CacheEncoder(cross.heads, [cross.k, cross.v])
@@ -176,31 +215,14 @@ class T5(EncoderDecoder):
         yield Embed(self.shared, dropout=self.drop.p)
         for block in self.decoder.block:
             cross, p = block.cross_attention, self.drop.p
-            yield from self._attend(block, self.decoder.relative_bias)
+            yield from block.attend_steps(self.decoder.relative_bias)
             yield Norm(block.cross_norm)
             yield Linear([cross.q])
             yield CrossAttend(cross.heads, 1.0, dropout=p)
             yield Add(cross.o, dropout=p)
-            yield from self._mlp(block)
+            yield from block.mlp_steps(self.config.dense_act_fn)
         yield Norm(self.decoder.norm, dropout=self.drop.p)
         yield Logits(self.shared if self.lm_head is None else self.lm_head, scale=self.scale)
-
-    def _attend(self, block: Any, bias: RelativeBias) -> Iterator[Step]:
-        attn, p = block.attention, self.drop.p
-        yield Norm(block.attention_norm)
-        yield Linear([attn.q, attn.k, attn.v])
-        yield Attend(attn.heads, attn.heads, 1.0, bias=bias, causal=not bias.bidirectional, dropout=p)
-        yield Add(attn.o, dropout=p)
-
-    def _mlp(self, block: Any) -> Iterator[Step]:
-        mlp, p, act = block.mlp, self.drop.p, self.config.dense_act_fn
-        yield Norm(block.mlp_norm)
-        if mlp.wi is not None:
-            yield Linear([mlp.wi], act, dropout=p)
-        else:
-            yield Linear([mlp.wi_0, mlp.wi_1])
-            yield Gate(act, dropout=p)
-        yield Add(mlp.wo, dropout=p)
 
 
 class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines methods
@@ -215,7 +237,7 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
     def __init__(self, config: "T5Config") -> None:
         super().__init__(config)
         p, labels = config.classifier_dropout, len(config.labels)
-        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, last=True)
+        self.head = SequenceHead(self.size, labels, torch.tanh, dropout=p, input_dropout=p, pooling="last")
 
     @property
     def size(self) -> int:
@@ -245,13 +267,43 @@ class T5Classifier(Classifier, T5):  # type: ignore[misc]  # `Encoder` redefines
         return T5.body(self, decoder_idx, Past(decoder_idx, encoder=encoder, attended_tokens=past.attended_tokens))
 
 
+class T5Encoder(Encoder):
+    """The encoder without a decoder, with a token classification head or without a head."""
+
+    config: "T5Config"
+
+    def __init__(self, config: "T5Config") -> None:
+        super().__init__()
+        self.config = config
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.drop = nn.Dropout(config.dropout_rate)
+        self.encoder = Stack(config, config.num_layers, is_decoder=False)
+        initialize(self, config)
+        labels, p = len(config.labels), config.classifier_dropout
+        self.head = TokenHead(self.size, labels, dropout=p) if config.head == "tokens" else None
+
+    @property
+    def size(self) -> int:
+        return self.config.d_model
+
+    @property
+    def token_embedding(self) -> nn.Module:
+        return self.shared
+
+    def body(self, idx: Tensor, past: Past, token_types: Tensor | None = None) -> Tensor:
+        return self.drop(self.encoder(self.drop(self.shared(idx)), past))  # (B, T, C)
+
+    def steps(self) -> Iterator[Step]:
+        yield from self.encoder.encoder_steps(self.shared, self.drop.p, self.config.dense_act_fn)
+        yield HiddenStates(self.size)
+
+
 @dataclass(frozen=True)
 class T5Config(HeadSettings):
     """The settings of config.json that change the result. Defaults: t5-small."""
 
     TITLE: ClassVar = "T5"
     NO_EFFECT: ClassVar = frozenset({"n_positions"})
-    ONLY_VALUE: ClassVar = {"is_encoder_decoder": True}
     DERIVED: ClassVar = ("dense_act_fn", "is_gated_act")
     SHARES_A_MISSING_HEAD: ClassVar = True
 
@@ -272,6 +324,7 @@ class T5Config(HeadSettings):
         default="relu", metadata={"choices": (*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS))}
     )
     tie_word_embeddings: bool = True
+    is_encoder_decoder: bool = True  # of a T5EncoderModel, without effect
     scale_decoder_outputs: bool | None = None  # None: as tie_word_embeddings
     decoder_start_token_id: int = field(default=0, metadata={"range": (0, 2**24)})
     bos_token_id: int | None = None
@@ -279,7 +332,14 @@ class T5Config(HeadSettings):
     pad_token_id: int | None = 0
 
     def __post_init__(self) -> None:
-        self.drop_unused_labels()
+        if not self.encoder_only:
+            self.drop_unused_labels()
+            if not self.is_encoder_decoder:
+                raise ValueError(
+                    "T5: config.json sets is_encoder_decoder to False, which requires architectures T5EncoderModel or "
+                    "T5ForTokenClassification"
+                )
+        object.__setattr__(self, "is_encoder_decoder", not self.encoder_only)
         # In files of T5 1.1, tie_word_embeddings: false also means that the output of the decoder is not scaled.
         # transformers 5 writes true and scale_decoder_outputs. Set here: a checkpoint with a head changes
         # tie_word_embeddings.
@@ -295,6 +355,16 @@ class T5Config(HeadSettings):
                 f"T5: decoder_start_token_id ({self.decoder_start_token_id}) must be below vocab_size "
                 f"({self.vocab_size})"
             )
+
+    @property
+    def encoder_only(self) -> bool:
+        """Whether the checkpoint has no decoder."""
+        return self.head == "tokens" or (self.architectures or [""])[0].endswith("EncoderModel")
+
+    @property
+    def headless(self) -> list[str] | None:
+        """See `HeadSettings.headless`."""
+        return ["T5EncoderModel"] if self.encoder_only else None
 
     @property
     def decoder_layers(self) -> int:
@@ -315,9 +385,8 @@ class T5Config(HeadSettings):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         return {
-            **self.hub_head("T5ForConditionalGeneration"),
+            **self.hub_head("T5EncoderModel" if self.headless else "T5ForConditionalGeneration"),
             "model_type": "t5",
-            "is_encoder_decoder": True,
             **self.without_head(),
             "num_decoder_layers": self.decoder_layers,
         }

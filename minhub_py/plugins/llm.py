@@ -54,7 +54,7 @@ class MinhubModel(llm.Model):
         for previous in earlier:
             chat.turns += [Turn("user", previous.prompt.prompt), Turn("assistant", previous.text())]
         # llm sends the system prompt with the first message of a conversation only.
-        chat.system = next((one.system for one in [prompt, *(old.prompt for old in earlier)] if one.system), None)
+        chat.system = next(filter(None, (sent.system for sent in [prompt, *(old.prompt for old in earlier)])), None)
         try:
             yield from chat.stream(prompt.prompt, schema=prompt.schema, **settings)
         except ValueError as error:

@@ -250,7 +250,7 @@ class Models:
     async def _make_room(self, entry: Entry) -> None:
         """Unload idle models until the limits allow a further one.
 
-        RequestError: the model exceeds a limit by itself, or no model becomes idle.
+        RequestError: the model alone exceeds a limit, or no model becomes idle.
         """
         if self.max_memory is not None and entry.size > self.max_memory:
             raise RequestError(

@@ -79,20 +79,20 @@ class EncoderEngine(EngineThread[EncoderRequest]):
         padded: count the padding.
         """
         batch: list[tuple[EncoderRequest, Input]] = []
-        taken = {id(request): len(request.results) for request in self.waiting}
+        scheduled = {id(request): len(request.results) for request in self.waiting}
         turns = list(self.waiting)
         total = longest = 0
         while turns:
             request = turns.pop(0)
-            text = request.inputs[taken[id(request)]]
+            text = request.inputs[scheduled[id(request)]]
             total, longest = total + len(text.ids), max(longest, len(text.ids))
             if batch and (longest * (len(batch) + 1) if padded else total) > BATCH_TOKENS:
                 position = self.waiting.index(request)
                 self.waiting = self.waiting[position:] + self.waiting[:position]
                 break
             batch.append((request, text))
-            taken[id(request)] += 1
-            if taken[id(request)] < len(request.inputs):
+            scheduled[id(request)] += 1
+            if scheduled[id(request)] < len(request.inputs):
                 turns.append(request)
         return batch
 

@@ -1,6 +1,7 @@
 """Engines for loaded models, and the models in the local cache that a server can load."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -43,9 +44,10 @@ def task_of(path: Path) -> Task | None:
         architecture = entry_of(config.get("model_type")).architecture
     except (OSError, ValueError, AttributeError):  # `minhub inspect` reports the reason
         return None
-    if not architecture.Model.encoder_only:
+    names = str(config.get("architectures"))
+    if not architecture.Model.encoder_only and not re.search("EncoderModel|ForTokenClassification", names):
         return "completion"
-    return "rerank" if "SequenceClassification" in str(config.get("architectures")) else "embedding"
+    return "rerank" if "SequenceClassification" in names else "embedding"
 
 
 def served_models(

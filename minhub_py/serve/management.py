@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minhub_py.checkpoints import cache, hub, transfer
 from minhub_py.serve.catalog import in_daemon_thread
+from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import Server, server_of
 from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
@@ -44,22 +45,50 @@ async def unload(request: HTTPRequest) -> Response:
 
 
 async def props(request: HTTPRequest) -> Response:
-    """GET /props: the settings of a model. `model` in the query selects another model than the first."""
-    served = await server_of(request).model_for(request, request.query_params.get("model"))
+    """GET /props: the settings of a model (see `described`), or of the server if no model is loaded."""
+    build = f"minhub {__version__}"
+    served = await described(request)
+    if served is None:
+        return JSONResponse({
+            "role": "router", "default_generation_settings": {"n_ctx": 0, "params": {}}, "model_alias": "",
+            "model_path": "", "build_info": build,
+        })  # fmt: skip
     return JSONResponse({
         "default_generation_settings": {"n_ctx": served.engine.max_length, "params": served.sampling},
         "total_slots": served.engine.batch_size, "model_alias": served.name, "model_path": served.name,
-        "chat_template": served.template.templates.get("default", ""), "build_info": f"minhub {__version__}",
+        "chat_template": served.template.templates.get("default", ""), "build_info": build,
         "modalities": {"vision": False, "audio": False},
     })  # fmt: skip
 
 
 async def slots(request: HTTPRequest) -> Response:
-    """GET /slots: the rows of a model's batch. `model` in the query is as for /props."""
-    engine = (await server_of(request).model_for(request, request.query_params.get("model"))).engine
+    """GET /slots: the rows of a model's batch (see `described`); an empty list if no model is loaded."""
+    served = await described(request)
+    if served is None:
+        return JSONResponse([])
+    engine = served.engine
     active = len(engine.active)
     return JSONResponse([{"id": row, "n_ctx": engine.max_length, "is_processing": row < active}
                          for row in range(engine.batch_size)])  # fmt: skip
+
+
+async def described(request: HTTPRequest) -> ServedModel | None:
+    """The model that `model` in the query names, or the first loaded model; None if no model is loaded.
+
+    As in llama.cpp's router, a request that names a model loads it, unless `autoload` in the query is false. Requests
+    for a loaded model do not delay its unloading: programs send them regularly.
+
+    RequestError: the name is unknown, or the model cannot be loaded or is not loaded with `autoload=false`.
+    """
+    server, name = server_of(request), request.query_params.get("model")
+    if not name:
+        return next(iter(server.models.all), None)
+    entry = await server.models.find(name)
+    if entry.served is not None:
+        return entry.served
+    if request.query_params.get("autoload", "true") not in ("true", "1"):
+        raise invalid(f"{entry.name} is not loaded: load it with POST /models/load", "model", "model_not_loaded")
+    return await server.model_for(request, name)
 
 
 async def pull(request: HTTPRequest) -> Response:

@@ -250,8 +250,8 @@ def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str =
             allowed = [(fields.object("function") if fields.get("function") is not None else fields).string("name")]
         else:
             raise invalid(f"{name}.type must be function or allowed_tools, not {kind!r}", name, "unsupported")
-        if missing := [item for item in allowed if item not in names]:
-            raise invalid(f"{name} has the tool {missing[0]!r}, which is not in tools: add it", name)
+        if unknown := [item for item in allowed if item not in names]:
+            raise invalid(f"{name} has the tool {unknown[0]!r}, which is not in tools: add it", name)
         chat.allowed = [item for item in names if item in allowed]
     if chat.choice == "required" and not chat.allowed:
         raise invalid(f"{name} requires a call, but there are no tools: add tools", name)

@@ -35,7 +35,7 @@ async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
     server = server_of(request)
     data = [describe(entry) for entry in await server.models.available()]
-    # The keys of IDs are those of the Anthropic API, whose client uses the same path.
+    # The keys of IDs follow the Anthropic API, whose client uses the same path.
     return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
                          "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
 

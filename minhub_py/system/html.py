@@ -15,8 +15,8 @@ def table(columns: Mapping[str, Sequence[Any]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     rows = zip(*(column[:MAX_ROWS] for column in columns.values()), strict=True)
     body = "".join("<tr>" + "".join(f"<td>{escape(shown(value))}</td>" for value in row) + "</tr>" for row in rows)
-    more = note([f"{MAX_ROWS} of {count} rows"]) if count > MAX_ROWS else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+    footnote = note([f"{MAX_ROWS} of {count} rows"]) if count > MAX_ROWS else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{footnote}"
 
 
 def shown(value: Any) -> str:

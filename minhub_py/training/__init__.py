@@ -157,7 +157,7 @@ def _run(
     run = Run(out)
     if console is None:
         return run
-    console.finished(run.best, run.folder)
+    console.finished(run.best, run.unit, run.folder)
     return run
 
 
@@ -200,7 +200,7 @@ class Run:
 
     @property
     def losses(self) -> list[LossRow]:
-        """One row for each evaluation. Losses are in nats per token, NaN if unknown.
+        """One row for each evaluation. Losses are in `unit`, NaN if unknown.
 
         `held_out_loss` is the validation loss; `train_loss` is the mean over the steps since the previous row.
         """
@@ -215,12 +215,17 @@ class Run:
 
     @property
     def best_loss(self) -> float:
-        """The best model's validation loss, in nats per token."""
+        """The best model's validation loss, in `unit`."""
         return self.best["held_out_loss"]
 
     @property
+    def unit(self) -> str:
+        """The unit of the losses, which depends on the objective, such as nats per token or nats per label."""
+        return self.corpus.unit.name
+
+    @property
     def nats_per_character(self) -> float:
-        """`best_loss` in nats per character, which is comparable between tokenizers."""
+        """`best_loss` in nats per character, which is comparable between tokenizers. Only for texts: ValueError."""
         return self.best_loss / self.characters_per_token
 
     @property
@@ -231,8 +236,10 @@ class Run:
 
     @property
     def characters_per_token(self) -> float:
-        """Characters per token of the held-out text."""
+        """Characters per token of the held-out text. ValueError: the run was trained on examples."""
         corpus = self.corpus
+        if not isinstance(corpus, Corpus):
+            raise ValueError(f"{self.folder} was trained on examples: its losses are in {corpus.unit.name}")
         return corpus.characters / corpus.held_out.count
 
     def __repr__(self) -> str:

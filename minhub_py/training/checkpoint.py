@@ -51,7 +51,7 @@ class Measures(TypedDict, total=False):
 class LossRow(Measures):
     """A row of losses.csv, one per evaluation. Unknown values are NaN.
 
-    train_loss and gradient_norm are means over the steps since the previous row. Losses are in nats per token.
+    train_loss and gradient_norm are means over the steps since the previous row. units.py defines the unit of losses.
     """
 
     step: int

@@ -23,6 +23,7 @@ from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import CorruptError, read_object, reading
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.preparation import size_and_time
+from minhub_py.training.units import LossUnit, loss_unit
 
 CHUNK = 2**14  # characters that are read and encoded at a time
 
@@ -56,6 +57,11 @@ class Corpus:
     texts: list[str]  # names of the text files
     start: str | None = None  # fingerprint of the model that the run fine-tunes
     objective: str = "text"
+
+    @property
+    def unit(self) -> LossUnit:
+        """The unit of losses."""
+        return loss_unit(self.objective)
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":

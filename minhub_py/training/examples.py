@@ -35,6 +35,7 @@ from minhub_py.system.formats import format_of, read_batches
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import reading
+from minhub_py.training.units import LossUnit, loss_unit
 
 COLUMNS = {
     "chat": ("messages",),
@@ -106,9 +107,9 @@ class ExampleCorpus:
     start: str | None = None
 
     @property
-    def characters(self) -> int:
-        """The unit of `nats_per_character`: a target, because targets are not comparable between tokenizers."""
-        return self.held_out.count
+    def unit(self) -> LossUnit:
+        """The unit of losses."""
+        return loss_unit(self.objective, classes=len(self.labels))
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
@@ -223,6 +224,7 @@ def prepare_examples(
     values: list[float] = []
     kept: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
+    first = 0 if objective in ("labels", "masked") else 1  # nothing predicts the first token of a text
     dropped = 0
     for path, number, row in read_examples(paths):
         try:
@@ -233,7 +235,7 @@ def prepare_examples(
                 raise ValueError(f"keep is for messages, completions and texts, not for the objective {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
-        if all(any(sequence.targets[1:]) for sequence in sequences):
+        if all(any(sequence.targets[first:]) for sequence in sequences):
             rows.append(sequences)
             values.append(label)
             kept.append(keep)

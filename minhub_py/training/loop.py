@@ -245,7 +245,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> tuple[float, Measures]:
-        """The mean loss on the held-out text, in nats per token, and the measures of examples with labels.
+        """The mean loss on the held-out data, and the measures of examples with labels.
 
         StoppedError: the run stopped between two batches.
         """

@@ -24,7 +24,7 @@ class MetricsListener(Listener):
         self.write = write
 
     def stepped(self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        """The mean loss since the previous report, in nats per token, and the speed."""
+        """The mean loss since the previous report, and the speed."""
         self.write(step, {"loss": loss, "tokens_per_second": tokens_per_second})
 
     def evaluated(self, row: LossRow, best: bool) -> None:
@@ -58,6 +58,8 @@ def metrics_listener(target: str | os.PathLike[str]) -> Iterator[Listener]:
 
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: the folder {path.parent} does not exist")
     with path.open("a", encoding="utf-8", buffering=1) as file:  # by line, so that other programs can follow
         yield lambda step, numbers: print(json.dumps({"step": step} | numbers), file=file)
 

@@ -140,7 +140,7 @@ class ExampleTask:
         return torch.where(chosen, changed, idx), idx, chosen.float()
 
     def loss(self, model: Any, batch: Batch, scored: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """The sum of the losses of a batch's targets, in nats, float32.
+        """The sum of the losses of a batch's targets, float32. units.py defines their unit.
 
         scored: receives the scores (B, classes), (B, 1) for regression, and labels (B,) of a batch with labels.
         """

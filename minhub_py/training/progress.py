@@ -82,7 +82,7 @@ class ConsoleListener(Listener):
         unit = "examples" if corpus.objective == "labels" else "tokens"
         steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
         self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
-                        f"{steps} of {settings.batch} × {trainer.context}")  # fmt: skip
+                        f"{steps} of {settings.batch} × {trainer.context}; losses in {corpus.unit.name}")  # fmt: skip
         if settings.accumulate > 1:
             self.print_line(f"each step in {settings.accumulate:,} parts of {trainer.micro_batch:,}, which limits the "
                             f"memory ({setting('accumulate')})")  # fmt: skip
@@ -151,10 +151,10 @@ class ConsoleListener(Listener):
             self.update_bar("")
             print(encodable(printable(f"Note: {text}"), self.file), file=self.file, flush=True)
 
-    def finished(self, best: LossRow, folder: Path, advice: str = "") -> None:
-        """The location of the best model."""
-        self.print_line(f"\nThe best model, of step {best['step']:,} with a loss of {best['held_out_loss']:.4f}, is in "
-                        f"{folder}{advice}")  # fmt: skip
+    def finished(self, best: LossRow, unit: str, folder: Path, advice: str = "") -> None:
+        """The location of the best model. unit: of its loss."""
+        loss = f"{best['held_out_loss']:.4f} ({unit})"
+        self.print_line(f"\nThe best model, of step {best['step']:,} with a loss of {loss}, is in {folder}{advice}")
 
 
 def load_average() -> tuple[float, int]:

@@ -16,9 +16,10 @@ from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ENTRIES, entry_of
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import MEASURES, LossRow, Measure, RunFolder, columns_of
-from minhub_py.training.data import read_corpus
+from minhub_py.training.data import Corpus, read_corpus
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings, segments
+from minhub_py.training.units import LossUnit
 
 MARKERS = "osD^vP"
 STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of validation losses
@@ -39,8 +40,9 @@ class Summary:
     tokenizer: str
     steps: int
     best_step: int
-    nats_per_token: float
-    tokens_per_character: float
+    unit: LossUnit
+    loss: float  # in this unit
+    tokens_per_character: float | None  # of held-out text; None for examples
     tokens_per_second: float
     seconds: float
     measures: dict[Measure, float]  # of the best model
@@ -50,16 +52,29 @@ class Summary:
     texts: list[str]
 
     @property
-    def nats_per_character(self) -> float:
-        """Loss per character, which is comparable between tokenizers."""
-        return self.nats_per_token * self.tokens_per_character
+    def nats_per_character(self) -> float | None:
+        """Loss per character, which is comparable between tokenizers; None for examples."""
+        return None if self.tokens_per_character is None else self.loss * self.tokens_per_character
+
+    @property
+    def compared_loss(self) -> float:
+        """The loss in `compared_unit`."""
+        return self.loss * (self.tokens_per_character or 1.0)
+
+    @property
+    def compared_unit(self) -> str:
+        """The unit for comparisons. Runs with another unit are not comparable."""
+        return self.unit.name if self.tokens_per_character is None else "nats per character"
 
     def to_json(self) -> dict[str, object]:
         """The summary as a JSON object."""
         names = columns_of(self.rows)
         rows = [{name: None if math.isnan(row[name]) else row[name] for name in names} for row in self.rows]
         measures = {name: None if math.isnan(value) else value for name, value in self.measures.items()}
-        return {**asdict(self), "nats_per_character": self.nats_per_character, "measures": measures, "rows": rows}
+        return {
+            **asdict(self), "objective": self.unit.objective, "unit": self.unit.name,
+            "nats_per_character": self.nats_per_character, "measures": measures, "rows": rows,
+        }  # fmt: skip
 
 
 def read(path: Path) -> Summary:
@@ -85,8 +100,9 @@ def read(path: Path) -> Summary:
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
         best_step=best["step"],
-        nats_per_token=best["held_out_loss"],
-        tokens_per_character=corpus.held_out.count / max(corpus.characters, 1),
+        unit=corpus.unit,
+        loss=best["held_out_loss"],
+        tokens_per_character=corpus.held_out.count / max(corpus.characters, 1) if isinstance(corpus, Corpus) else None,
         tokens_per_second=speeds[len(speeds) // 2],
         seconds=rows[-1]["seconds"],
         measures={name: best[name] for name in MEASURES if name in best},
@@ -95,6 +111,14 @@ def read(path: Path) -> Summary:
         history=history,
         texts=corpus.texts,
     )
+
+
+def group_comparable(runs: Sequence[Summary]) -> list[list[Summary]]:
+    """Groups of runs with the same unit, each sorted by loss."""
+    groups: dict[str, list[Summary]] = {}
+    for run in sorted(runs, key=lambda run: run.compared_loss):
+        groups.setdefault(run.compared_unit, []).append(run)
+    return [groups[unit] for unit in dict.fromkeys(run.compared_unit for run in runs)]
 
 
 def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
@@ -144,9 +168,7 @@ def model_card(summary: Summary) -> str:
     )
     verb = "An adapter (LoRA) of" if settings.lora else "Fine-tuned from"
     origin = f"{verb} {settings.start}." if settings.start else "Trained from random weights."
-    unit = "nats per example" if settings.objective in ("labels", "preference") else "nats per token"
-    unit = "mean squared error" if "r_squared" in summary.measures else unit
-    is_text = settings.objective in (None, "text")
+    is_text = summary.tokens_per_character is not None
     held_out = "the last {} of the text" if is_text else "{} of the examples, drawn by the seed"
     shown = is_text and summary.tokenizer != "characters"
     per_character = f", {summary.nats_per_character:.4f} per character" if shown else ""
@@ -161,7 +183,7 @@ def model_card(summary: Summary) -> str:
 
 | | |
 | --- | --- |
-| held-out loss | {summary.nats_per_token:.4f} {unit}{per_character}, {step} |
+| held-out loss | {summary.loss:.4f} {summary.unit.name}{per_character}, {step} |
 {measures}| held out | {held_out.format(f"{100 * settings.held_out:g} %")}, also used to choose the step |
 | trained on | {summary.rows[-1]["tokens"]:,} tokens, {batch} |
 | training time | {duration(summary.seconds)} at {summary.tokens_per_second:,.0f} tokens/s |
@@ -197,10 +219,12 @@ def about(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
 
 
-def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) -> None:
+def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> None:
     """Draw the loss curves of runs: validation losses as lines with markers, training losses thin and dotted.
 
     Equal curves remain visible: line styles differ, and runs have their markers and dots at different steps.
+
+    compared: draw in `compared_unit`, which must be the same for all runs.
 
     ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
     """
@@ -217,7 +241,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         low, high = math.inf, -math.inf
         for number, run in enumerate(runs):
             colour = COLOURS[number % len(COLOURS)]
-            scale = run.tokens_per_character if per_character else 1.0
+            scale = (run.tokens_per_character or 1.0) if compared else 1.0
             steps = [row["step"] for row in run.rows]
             held_out = [row["held_out_loss"] * scale for row in run.rows]
             train = [row["train_loss"] * scale for row in run.rows]
@@ -225,7 +249,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
             middles = [(before + step) / 2 for before, step in zip([steps[0], *steps], steps, strict=False)]
             # Matplotlib parses $ as mathematics, and hides labels with a leading "_", hence the prefix.
             name = run.name.replace("$", r"\$")
-            best = run.nats_per_token * scale
+            best = run.loss * scale
             several = len(runs) > 1
             every = max(1, len(steps) // 12) * len(runs)
             axes.plot(steps, held_out, color=colour, linewidth=1.8, linestyle=STYLES[number % len(STYLES)],
@@ -249,7 +273,7 @@ def draw(runs: Sequence[Summary], path: Path, *, per_character: bool = False) ->
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.set_xlabel("step")
-        axes.set_ylabel(f"loss, nats per {'character' if per_character else 'token'}")
+        axes.set_ylabel(f"loss: {runs[0].compared_unit if compared else runs[0].unit.name}")
         axes.legend(frameon=False, fontsize=8, loc="upper right")
         partial = path.with_name(f".{path.name}.partial")
         try:

@@ -73,8 +73,8 @@ def classify_tokens(
     labels = model.module.config.labels
     if aggregation != "none":
         labels = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels))
-    found = frame(columns, "text", "word", "start", "end", "label", "prob", from_1=("text", "start"))
-    return {"frame": found, "labels": character(labels)}
+    labelled = frame(columns, "text", "word", "start", "end", "label", "prob", from_1=("text", "start"))
+    return {"frame": labelled, "labels": character(labels)}
 
 
 def rerank(

@@ -43,7 +43,7 @@ def intervene(
     from minhub_py.analysis.interventions import intervene as new_handle
     from minhub_py.analysis.points import Points, recipe_of
 
-    places = None if positions is None else [int(position) - 1 for position in as_array(positions).reshape(-1)]
+    indices = None if positions is None else [int(position) - 1 for position in as_array(positions).reshape(-1)]
     module = model.module
     by_point = isinstance(value, dict)
     names = [point.name for point in Points(recipe_of(module).model).find(at)] if by_point else [at]
@@ -52,7 +52,7 @@ def intervene(
             raise ValueError(f"value has no activations at {name!r}: call activations() with this point")
         array = value[name] if by_point else value
         tensor = None if array is None else np.ascontiguousarray(as_array(array), dtype=np.float32)
-        module = new_handle(module, name, how, tensor, scale=scale, positions=places)
+        module = new_handle(module, name, how, tensor, scale=scale, positions=indices)
     handle = Model(module, model.folder, model.identifier, signature=model.signature)
     return about(handle, session.add(handle)) | {"commit": None, "interventions": str(module).splitlines()[1:]}
 

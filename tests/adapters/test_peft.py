@@ -56,7 +56,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     for case in CASES:
         expected = torch.from_numpy(np.load(folder / base / case / "logits.npy"))
         adapted = model.adapter(case)
-        assert (call(adapted, ids) - expected).abs().max() <= 1e-6  # PEFT itself differs so much between processors
+        assert (call(adapted, ids) - expected).abs().max() <= 1e-6  # PEFT differs between processors
         exact = double.adapter(case).double()
         assert (call(exact, ids) - expected).abs().max() <= 4e-7
     expected = torch.from_numpy(np.load(folder / base / "base_logits.npy"))
@@ -64,7 +64,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     assert model.adapter(None) is model
 
 
-@pytest.mark.filterwarnings("ignore")  # those of PEFT about transformers
+@pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
 @pytest.mark.parametrize("name", MODELS)
 def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> None:
     """Large random factors, LoRA and DoRA, in both directions; tensors stay bitwise the same."""
@@ -145,7 +145,7 @@ def test_adapters_share_the_weights_of_the_base(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapter: use save_pretrained"):
         save_adapter(model, tmp_path)
     prompts = [[1, 2, 3], [4, 5]]
-    alone = [generate(each, prompts, 8, temperature=0, eos_id=None) for each in (model, a, b)]
+    alone = [generate(network, prompts, 8, temperature=0, eos_id=None) for network in (model, a, b)]
     assert alone[0] != alone[1] != alone[2]
 
 

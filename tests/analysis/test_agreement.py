@@ -48,9 +48,9 @@ def test_fleiss_pools_the_marginals_and_weighted_kappa_weights_distances() -> No
 
 def test_units_that_one_rater_lacks_are_dropped_and_an_unused_category_does_not_change_f1() -> None:
     full = agreement(["a", "b", "a", "b"], ["a", "b", "b", "b"], bootstrap=0)
-    more = agreement(["a", "b", None, "a", "b"], ["a", "b", "a", "b", "b"], categories=["a", "b", "c"], bootstrap=0)
-    assert more.values == pytest.approx(full.values)
-    assert math.isnan(more.f1[2])  # type: ignore[index]
+    result = agreement(["a", "b", None, "a", "b"], ["a", "b", "a", "b", "b"], categories=["a", "b", "c"], bootstrap=0)
+    assert result.values == pytest.approx(full.values)
+    assert math.isnan(result.f1[2])  # type: ignore[index]
 
 
 def test_intervals_contain_the_estimate_and_shrink_with_units() -> None:

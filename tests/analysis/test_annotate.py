@@ -38,20 +38,20 @@ def alone(model: Any, tok: Any, prompt: str, answers: list[str]) -> list[float]:
 
 def test_probabilities_are_those_of_each_label_alone(builtin: tuple[Any, Any]) -> None:
     model, tok = builtin
-    found = annotate(model, tok, TEXTS, LABELS, instruction="Tone?", examples=[("My lord", "good")])
-    assert list(found) == ["label", "prob", "margin", *(f"prob_{label}" for label in LABELS)]
+    result = annotate(model, tok, TEXTS, LABELS, instruction="Tone?", examples=[("My lord", "good")])
+    assert list(result) == ["label", "prob", "margin", *(f"prob_{label}" for label in LABELS)]
     for number, text in enumerate(TEXTS):
-        probs = np.array([found[f"prob_{label}"][number] for label in LABELS])
+        probs = np.array([result[f"prob_{label}"][number] for label in LABELS])
         if text is None:
-            assert found["label"][number] is None
+            assert result["label"][number] is None
             assert np.isnan(probs).all()
             continue
         prompt = f"Tone?\n\nText: My lord\nLabel: good\nText: {text}\nLabel:"
         expected = softmax(alone(model, tok, prompt, [f" {label}" for label in LABELS]))
         assert probs == pytest.approx(expected, rel=1e-5)
-        assert found["label"][number] == LABELS[int(expected.argmax())]
+        assert result["label"][number] == LABELS[int(expected.argmax())]
         best, second = sorted(expected)[:0:-1]
-        assert (found["prob"][number], found["margin"][number]) == pytest.approx((best, best - second), rel=1e-5)
+        assert (result["prob"][number], result["margin"][number]) == pytest.approx((best, best - second), rel=1e-5)
 
 
 def test_a_text_has_the_same_values_in_every_batch(builtin: tuple[Any, Any]) -> None:
@@ -64,21 +64,23 @@ def test_a_text_has_the_same_values_in_every_batch(builtin: tuple[Any, Any]) -> 
 
 def test_an_end_token_follows_every_label_if_one_begins_another(builtin: tuple[Any, Any]) -> None:
     model, tok = builtin
-    found = annotate(model, tok, ["O Romeo"], ["good", "good lord"], template="{text}, is it good?\nA:", instruction="")
+    result = annotate(
+        model, tok, ["O Romeo"], ["good", "good lord"], template="{text}, is it good?\nA:", instruction=""
+    )
     scores = alone(model, tok, "O Romeo, is it good?\nA:", [" good\n", " good lord\n"])
-    assert [found["prob_good"][0], found["prob_good lord"][0]] == pytest.approx(softmax(scores), rel=1e-5)
+    assert [result["prob_good"][0], result["prob_good lord"][0]] == pytest.approx(softmax(scores), rel=1e-5)
 
 
 def test_words_of_a_label_are_added_and_length_divides_the_score(builtin: tuple[Any, Any]) -> None:
     model, tok = builtin
     labels = [{"label": "good", "words": ["good", "fair"]}, "terrible"]
     settings: Any = {"instruction": "Tone?"}
-    found = annotate(model, tok, ["O Romeo"], labels, **settings)
+    result = annotate(model, tok, ["O Romeo"], labels, **settings)
     a, b, c = alone(model, tok, "Tone?\n\nText: O Romeo\nLabel:", [" good", " fair", " terrible"])
-    assert found["prob_good"][0] == pytest.approx(softmax([np.logaddexp(a, b), c])[0], rel=1e-5)
+    assert result["prob_good"][0] == pytest.approx(softmax([np.logaddexp(a, b), c])[0], rel=1e-5)
     for length, sizes in (("tokens", (5, 9)), ("characters", (4, 8))):  # a token is a character, with the space
-        found = annotate(model, tok, ["O Romeo"], ["good", "terrible"], length=length, **settings)
-        assert found["prob_good"][0] == pytest.approx(softmax([a / sizes[0], c / sizes[1]])[0], rel=1e-5)
+        result = annotate(model, tok, ["O Romeo"], ["good", "terrible"], length=length, **settings)
+        assert result["prob_good"][0] == pytest.approx(softmax([a / sizes[0], c / sizes[1]])[0], rel=1e-5)
 
 
 def test_calibration_follows_its_formulas(builtin: tuple[Any, Any]) -> None:
@@ -87,18 +89,18 @@ def test_calibration_follows_its_formulas(builtin: tuple[Any, Any]) -> None:
     settings: Any = {"instruction": "Tone?"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the vocabulary lacks the brackets of [MASK]
-        found = annotate(model, tok, ["O Romeo"], LABELS, calibrate="contextual", **settings)
+        result = annotate(model, tok, ["O Romeo"], LABELS, calibrate="contextual", **settings)
         free = annotate(model, tok, ["N/A", "", "[MASK]"], LABELS, **settings)
     raw = annotate(model, tok, ["O Romeo"], LABELS, **settings)
     plain = np.array([raw[f"prob_{label}"][0] for label in LABELS])
     mean = np.array([free[f"prob_{label}"].mean() for label in LABELS])
-    assert [found[f"prob_{label}"][0] for label in LABELS] == pytest.approx(plain / mean / (plain / mean).sum())
-    found = annotate(model, tok, ["O Romeo"], LABELS, calibrate="pmi", premise="The label is", **settings)
+    assert [result[f"prob_{label}"][0] for label in LABELS] == pytest.approx(plain / mean / (plain / mean).sum())
+    result = annotate(model, tok, ["O Romeo"], LABELS, calibrate="pmi", premise="The label is", **settings)
     answers = [f" {label}" for label in LABELS]
     difference = np.array(alone(model, tok, "Tone?\n\nText: O Romeo\nLabel:", answers)) - alone(
         model, tok, "Tone?\n\nThe label is", answers
     )
-    assert [found[f"prob_{label}"][0] for label in LABELS] == pytest.approx(softmax(difference), rel=1e-4)
+    assert [result[f"prob_{label}"][0] for label in LABELS] == pytest.approx(softmax(difference), rel=1e-4)
 
 
 def test_a_chat_model_receives_messages(tmp_path: Path) -> None:
@@ -110,34 +112,34 @@ def test_a_chat_model_receives_messages(tmp_path: Path) -> None:
     save_pretrained(bot, tmp_path, byte_tokenizer("<|im_start|>", "<|im_end|>"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}), encoding="utf-8")
     model, tok = from_pretrained(str(tmp_path)), tokenizer_from_pretrained(str(tmp_path))
-    found = annotate(model, tok, ["Fine."], ["yes", "yes, no"], instruction="Q?", examples=[("One.", "yes")])
+    result = annotate(model, tok, ["Fine."], ["yes", "yes, no"], instruction="Q?", examples=[("One.", "yes")])
     turn = "<|im_start|>{}\n{}<|im_end|>\n"
     prompt = turn.format("user", "Q?\n\nText: One.") + turn.format("assistant", "yes")
     prompt += turn.format("user", "Text: Fine.") + "<|im_start|>assistant\n"
     expected = softmax(alone(model, tok, prompt, ["yes<|im_end|>", "yes, no<|im_end|>"]))
-    assert [found["prob_yes"][0], found["prob_yes, no"][0]] == pytest.approx(expected, rel=1e-4)
-    assert annotate(model, tok, ["Fine."], ["yes", "no"], chat=False)["prob_yes"] != found["prob_yes"]
+    assert [result["prob_yes"][0], result["prob_yes, no"][0]] == pytest.approx(expected, rel=1e-4)
+    assert annotate(model, tok, ["Fine."], ["yes", "no"], chat=False)["prob_yes"] != result["prob_yes"]
 
 
 @pytest.mark.parametrize("make", [lambda: lstm(**LSTM), lambda: t5(**T5)], ids=["recurrent", "encoder-decoder"])
 def test_other_kinds_of_models_have_the_probabilities_of_score(make: Any) -> None:
     torch.manual_seed(1)
     model, tok = make().eval(), tokenizer()
-    found = annotate(
+    result = annotate(
         model, tok, ["the cat sat", "a dog ran"], ["cat", "dog sat"], template="{text} and", instruction=""
     )
     for number, text in enumerate(["the cat sat", "a dog ran"]):
         expected = softmax(alone(model, tok, f"{text} and", ["cat", "dog sat"]))
-        assert found["prob_cat"][number] == pytest.approx(expected[0], rel=1e-4)
+        assert result["prob_cat"][number] == pytest.approx(expected[0], rel=1e-4)
 
 
 def test_long_texts_are_truncated_with_a_warning_and_long_instructions_rejected(builtin: tuple[Any, Any]) -> None:
     model, tok = builtin
     with pytest.warns(UserWarning, match="1 text was truncated"):
-        found = annotate(model, tok, ["king " * 100, "a"], LABELS, instruction="")
+        result = annotate(model, tok, ["king " * 100, "a"], LABELS, instruction="")
     room = 256 + 1 - len(" very bad") - len("Text: \nLabel:")
     short = annotate(model, tok, [("king " * 100)[:room]], LABELS, instruction="")
-    assert found["prob"][0] == short["prob"][0]
+    assert result["prob"][0] == short["prob"][0]
     with pytest.raises(ValueError, match="without a text, but the context has room for"):
         annotate(model, tok, ["a"], LABELS, instruction="long " * 100)
 

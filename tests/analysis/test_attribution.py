@@ -39,8 +39,8 @@ def test_attribution_with_a_frozen_norm_scale_sums_to_the_logit_difference(name:
     if "layers.1.attn" in parts.components:
         of_layer = [value for name, value in zip(heads.components, heads.values, strict=True)
                     if name.startswith(("layers.1.heads.", "layers.1.attn"))]  # fmt: skip
-        whole = parts.values[parts.components.index("layers.1.attn")]
-        assert sum(of_layer) == pytest.approx(whole, abs=1e-4 * scale)
+        complete = parts.values[parts.components.index("layers.1.attn")]
+        assert sum(of_layer) == pytest.approx(complete, abs=1e-4 * scale)
 
 
 @torch.no_grad()
@@ -96,16 +96,16 @@ def induction_model(vocabulary: int = 32, positions: int = 48) -> Any:
     )  # fmt: skip
     for name, parameter in model.named_parameters():
         parameter.fill_(1.0 if "ln_" in name and name.endswith("weight") else 0.0)
-    tokens, places = torch.arange(vocabulary), torch.arange(positions)
+    tokens, indices = torch.arange(vocabulary), torch.arange(positions)
     model.wte.weight[tokens, tokens] = 1
-    model.wpe.weight[places, vocabulary + places] = 1
+    model.wpe.weight[indices, vocabulary + indices] = 1
     copy = vocabulary + positions  # channels of the previous token
     for layer, (query, _key) in enumerate([("next", "place"), ("token", "copy")]):
         attn = model.h[layer].attn
         q, k, v = attn.c_attn.weight.split(width)
         if query == "next":
-            q[places[:-1], vocabulary + places[1:]] = 40  # position p asks for position p - 1
-            k[places, vocabulary + places] = 40
+            q[indices[:-1], vocabulary + indices[1:]] = 40  # position p asks for position p - 1
+            k[indices, vocabulary + indices] = 40
             v[tokens, tokens] = 1
             attn.c_proj.weight[copy + tokens, tokens] = 1
         else:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from paths import TEXT
 from random_weights import draw
+from references import assert_close
 from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -86,11 +87,6 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 @torch.no_grad()
 def states(reference: Any, ids: list[int], layer: int = -1) -> torch.Tensor:
     return reference(torch.tensor([ids]), output_hidden_states=True).hidden_states[layer][0]
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 def test_last_token_embeddings_match_transformers(embedding: tuple[Path, Any], tokenizer: Tokenizer) -> None:

@@ -3,7 +3,6 @@
 test_architectures.py compares the hidden states of every case.
 """
 
-import json
 import math
 from copy import deepcopy
 from typing import Any
@@ -12,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from random_weights import draw
-from references import CASES, FEW, TOLERANCE, VOCABULARY, states_of, texts_of
+from references import CASES, FEW, TOLERANCE, VOCABULARY, save_reference, states_of, texts_of
 from small_models import LSTM, SINUSOIDAL, T5, tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5EncoderModel
 
 import minhub_py
 from minhub_py import embed
@@ -27,18 +26,13 @@ from minhub_py.models.cache import Past
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): transformers' model, and ours loaded from the file that it saves. Tests share them: do not modify."""
+    """load(name): transformers' model, and ours of its saved file. They are shared: do not change them."""
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any]:
         if name not in loaded:
             folder = tmp_path_factory.mktemp(name)
-            settings = CASES[name].settings(name)
-            reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**deepcopy(settings))).eval()
-            draw(reference)
-            reference.save_pretrained(folder)
-            (folder / "generation_config.json").unlink(missing_ok=True)
-            (folder / "config.json").write_text(json.dumps(settings))
+            reference = save_reference(CASES[name].settings(name), folder)
             loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu")
         return loaded[name]
 

@@ -64,9 +64,9 @@ def test_intervals_cover_the_truth_as_often_as_they_promise_and_naive_ones_do_no
         human = np.where(chosen["selected"], y, np.nan)
         settings: Any = {"family": family, "method": method}
         result = estimate(human, predicted, {"x": x}, probability=chosen["probability"], **settings)
-        for found, covers in ((result, covered), (result.naive, naive)):
-            assert found is not None
-            columns = found.columns
+        for results, covers in ((result, covered), (result.naive, naive)):
+            assert results is not None
+            columns = results.columns
             covers.append((columns["lower"] <= TRUTH[family]) & (TRUTH[family] <= columns["upper"]))
     assert np.abs(np.mean(covered, axis=0) - 0.95).max() <= TOLERANCE
     assert np.mean(naive, axis=0).min() < 0.5

@@ -3,17 +3,14 @@
 test_architectures.py compares the attention weights of every case.
 """
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from random_weights import draw
-from references import CASES, FEW, VOCABULARY, texts_of
+from references import CASES, FEW, VOCABULARY, save_reference, texts_of
 from small_models import LSTM, SINUSOIDAL, T5, tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import minhub_py
 from minhub_py import attention_weights, logit_lens
@@ -27,22 +24,17 @@ LENGTH = 40  # beyond any window of the cases
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): transformers' model with eager attention, and ours loaded from the file that it saves."""
+    """load(name): transformers' model with eager attention, and ours of its saved file."""
     models: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any]:
         if name not in models:
             folder = tmp_path_factory.mktemp(name)
             if name == "t5":
-                settings, auto_class = {"model_type": "t5", **T5}, AutoModelForSeq2SeqLM
+                settings, auto_class = {"model_type": "t5", **T5}, "ForSeq2SeqLM"
             else:
-                settings, auto_class = CASES[name].settings(name), AutoModelForCausalLM
-            config = AutoConfig.for_model(**deepcopy(settings))
-            reference = auto_class.from_config(config, attn_implementation="eager").eval()
-            draw(reference)
-            reference.save_pretrained(folder)
-            (folder / "generation_config.json").unlink(missing_ok=True)
-            (folder / "config.json").write_text(json.dumps(settings))
+                settings, auto_class = CASES[name].settings(name), "ForCausalLM"
+            reference = save_reference(settings, folder, auto_class, attn_implementation="eager")
             models[name] = reference, minhub_py.from_pretrained(folder, device="cpu")
         return models[name]
 

@@ -148,9 +148,9 @@ def test_a_projected_out_direction_and_a_mean_are_what_they_say(name: str) -> No
 
 @pytest.mark.parametrize("name", CACHES)
 def test_generate_and_score_with_a_cache_equal_the_forward_pass(name: str) -> None:
-    """Positions are those of the text, whether it is computed in one call, in chunks or token by token."""
+    """Positions refer to the text, also if it is computed in chunks or token by token."""
     model = model_of(name)
-    ids, more = texts_of(20, 12)
+    ids, other_ids = texts_of(20, 12)
     size = Points(model).find_one("layers.1.resid").size
     value = torch.randn(2, size, generator=torch.Generator().manual_seed(0))
     handle = intervene(model, "layers.1.resid", "replace", value, positions=[3, 22])
@@ -158,8 +158,8 @@ def test_generate_and_score_with_a_cache_equal_the_forward_pass(name: str) -> No
         new = generate(handle, [ids], 25, temperature=0, eos_id=None)[0]
         full = handle(torch.tensor([ids]), torch.tensor([[model.decoder_start, *new[:-1]]]))[0]
     else:
-        new, other = generate(handle, [ids, more], 8, temperature=0, eos_id=None)
-        assert other == generate(handle, [more], 8, temperature=0, eos_id=None)[0]
+        new, other = generate(handle, [ids, other_ids], 8, temperature=0, eos_id=None)
+        assert other == generate(handle, [other_ids], 8, temperature=0, eos_id=None)[0]
         full = handle(torch.tensor([[*ids, *new[:-1]]]))[0, 19:]
         expected = handle(torch.tensor([ids]))[0].log_softmax(-1)[range(19), ids[1:]]
         torch.testing.assert_close(score(handle, [ids])[0], expected.detach(), rtol=1e-4, atol=1e-4)
@@ -178,8 +178,8 @@ def test_threads_use_a_model_and_its_copies_at_the_same_time() -> None:
     expected = [logits(*pair) for pair in pairs]
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(logits, *zip(*pairs, strict=True)))
-    for actual, wanted in zip(results, expected, strict=True):
-        assert_close(actual, wanted)
+    for actual, expected_value in zip(results, expected, strict=True):
+        assert_close(actual, expected_value)
 
 
 def test_every_analysis_accepts_a_model_with_interventions() -> None:

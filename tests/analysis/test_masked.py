@@ -34,13 +34,13 @@ def test_a_mask_beyond_the_maximum_length_has_no_rows_and_a_warning(masked: tupl
 
 def test_a_target_beyond_the_maximum_length_is_nan(masked: tuple[Any, Any]) -> None:
     """Also if only some of its tokens are beyond it."""
-    whole = masked_logprobs(*masked, ["the"], ["zebra"])
+    complete = masked_logprobs(*masked, ["the"], ["zebra"])
     almost = "the " * (CONTEXT - 5)  # with the special tokens, there is room for three of five masks
     with pytest.warns(UserWarning, match="no result for a target beyond .* in text 0, 2"):
         columns = masked_logprobs(*masked, [almost, "the", LONG], ["zebra", "zebra", "cat"])
     assert columns["tokens"].tolist() == [5, 5, 1]
     assert np.isnan(columns["logprob"]).tolist() == [True, False, True]
-    assert columns["logprob"][1] == pytest.approx(whole["logprob"][0], abs=1e-4)
+    assert columns["logprob"][1] == pytest.approx(complete["logprob"][0], abs=1e-4)
 
 
 def test_a_text_beyond_the_maximum_length_has_no_pseudo_logprobs(masked: tuple[Any, Any]) -> None:
@@ -56,8 +56,8 @@ def test_results_equal_those_of_pangoling() -> None:
     logprobs = masked_logprobs(model, tokenizer, pangoling.CONTEXTS, pangoling.TARGETS, pangoling.AFTER)["logprob"]
     assert logprobs == pytest.approx(np.array(pangoling.TARGET_LOGPROBS), abs=1e-5)
     columns = masked_tokens(model, tokenizer, pangoling.SENTENCES, n=len(WORDS))
-    found = dict(zip(zip(columns["text"], columns["mask"], columns["token"], strict=True), columns["logprob"],
+    results = dict(zip(zip(columns["text"], columns["mask"], columns["token"], strict=True), columns["logprob"],
                      strict=True))  # fmt: skip
-    masks = sorted({key[:2] for key in found})
+    masks = sorted({key[:2] for key in results})
     for mask, values in zip(masks, pangoling.MASK_LOGPROBS, strict=True):
-        assert [found[(*mask, token)] for token in WORDS] == pytest.approx(values, abs=1e-5)
+        assert [results[(*mask, token)] for token in WORDS] == pytest.approx(values, abs=1e-5)

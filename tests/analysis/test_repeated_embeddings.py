@@ -102,7 +102,7 @@ memory_file.write_text("5")
 before = memory()
 vectors = minhub_py.embed(model, tokenizer, texts)
 assert vectors.shape == (count, 384)
-tell()
+report()
 """
 
 
@@ -136,7 +136,7 @@ for kind in ("npy", "parquet"):
     for count in (1_000, 100_000):
         out = file / f"{count}.{kind}"
         main(["embed", str(folder), str(file / f"{count}.csv"), "--out", str(out)], standalone_mode=False)
-        tell()
+        report()
         assert out.stat().st_size > 4 * 384 * count * 0.8
         out.unlink()
 """

@@ -17,8 +17,8 @@ from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.matrix import logprob_matrix
 from minhub_py.analysis.scores import token_scores
 from minhub_py.checkpoints.tokenizers.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.generate import generate
+from minhub_py.inference.rows import context_start
 
 TEXT = """He realizes something. The apple doesn't fall far from the tree, is it? It's the apple's core, and nothing
 else. Don't judge a book by its cover: "The prince answered nothing", but she looked at him, awaiting a reply."""
@@ -71,7 +71,7 @@ def model(request: pytest.FixtureRequest):
     model = MODELS[name]
     if runner == "compiled":
         yield model
-    else:  # a hook is for the model's own forward alone
+    else:  # with a hook, only `forward` computes
         handle = model.register_forward_hook(lambda *_: None)
         yield model
         handle.remove()

@@ -1,4 +1,4 @@
-"""Labels by `annotate()` beside a loop as in lm-eval over transformers: SmolLM2-135M's shape, random weights.
+"""Labels by `annotate()` compared with a loop over transformers, as in lm-eval: SmolLM2-135M's shape, random weights.
 
     python tests/benchmarks/annotate.py [TEXTS] [SAMPLE]
 
@@ -35,7 +35,7 @@ def theirs(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
     for number, (prompt, answer) in enumerate(pairs):
         groups.setdefault((*prompt, *answer[:-1]), []).append(number)
     inputs = sorted(groups, key=len, reverse=True)
-    found = [0.0] * len(pairs)
+    results = [0.0] * len(pairs)
     for first in range(0, len(inputs), BATCH):
         rows = inputs[first : first + BATCH]
         ids = torch.tensor([[*row, *[0] * (len(rows[0]) - len(row))] for row in rows])
@@ -44,12 +44,12 @@ def theirs(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
             for number in groups[text]:
                 prompt, answer = pairs[number]
                 logprobs = logits[row, len(prompt) - 1 : len(text)].log_softmax(dim=-1)
-                found[number] = float(logprobs.gather(1, torch.tensor(answer)[:, None]).sum())
-    return found
+                results[number] = float(logprobs.gather(1, torch.tensor(answer)[:, None]).sum())
+    return results
 
 
 def timed(call: Callable[[], Any], seconds: list[float]) -> Any:
-    """The result of a call, whose seconds and processor seconds are added to `seconds`."""
+    """The result of a call. Adds its seconds and processor seconds to `seconds`."""
     began = time.perf_counter(), time.process_time()
     result = call()
     seconds[0] += time.perf_counter() - began[0]
@@ -86,14 +86,14 @@ def main() -> None:
         pairs = [(prompt, answer) for prompt in prompts for answer in answers]
         values = timed(lambda pairs=pairs: theirs(reference, pairs), other)
         probs = torch.tensor(values).view(-1, len(LABELS)).softmax(dim=1)
-        mine = torch.tensor([[ours[f"prob_{label}"][i] for label in LABELS] for i in chosen])
-        worst = max(worst, float((probs - mine).abs().max()))
+        actual = torch.tensor([[ours[f"prob_{label}"][i] for label in LABELS] for i in chosen])
+        worst = max(worst, float((probs - actual).abs().max()))
         compared, tokens = compared + len(chosen), tokens + sum(map(len, prompts))
     print(f"{count} texts x {len(LABELS)} labels, {THREADS} threads; the loop on {compared} of them, with prompts of "
           f"{tokens / compared:.0f} tokens; difference {worst:.1e}")  # fmt: skip
-    for kind, mine, loop in zip(("seconds", "processor seconds"), own, other, strict=True):
-        ratio = (loop / compared) / (mine / count)
-        print(f"{kind} per text: minhub_py {mine / count:.3f}, transformers {loop / compared:.3f}: {ratio:.1f} times")
+    for kind, actual, loop in zip(("seconds", "processor seconds"), own, other, strict=True):
+        ratio = (loop / compared) / (actual / count)
+        print(f"{kind} per text: minhub_py {actual / count:.3f}, transformers {loop / compared:.3f}: {ratio:.1f} times")
 
 
 if __name__ == "__main__":

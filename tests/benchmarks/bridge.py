@@ -23,7 +23,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 PAIRS = 5
-MANY_PAIRS = 11  # to tell a few per cent from noise
+MANY_PAIRS = 11  # so that a few per cent exceed the noise
 NEW = 64
 
 # R evaluates each line that it reads, and answers with the time in seconds.
@@ -77,8 +77,8 @@ def compare(name: str, python: Callable[[], Any], r: Callable[[], float], count:
     """Print the medians of Python and R, and the median ratio of Python's time to R's."""
     pairs = [(clock(python), r()) for _ in range(count)]
     share = statistics.median(p / q for p, q in pairs)
-    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"{name:<58} Python {mine:8.3f} s   R {theirs:8.3f} s   R's speed of Python's {share:6.1%}")
+    ours, reference = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(f"{name:<58} Python {ours:8.3f} s   R {reference:8.3f} s   R's speed of Python's {share:6.1%}")
 
 
 def main() -> None:
@@ -117,8 +117,8 @@ def start_up(library: str) -> None:
 def calls(r: RSession) -> None:
     """Time an empty call, over a thousand calls."""
     r.time("minhub_start()")
-    each = [r.time("for (i in 1:1000) minhubpy:::ask('nothing')") for _ in range(PAIRS)]
-    print(f"an empty call: {statistics.median(each):.3f} ms")
+    times = [r.time("for (i in 1:1000) minhubpy:::ask('nothing')") for _ in range(PAIRS)]
+    print(f"an empty call: {statistics.median(times):.3f} ms")
 
 
 def arrays(r: RSession, folder: Path) -> None:
@@ -132,8 +132,8 @@ def arrays(r: RSession, folder: Path) -> None:
     speeds = []
     for _ in range(PAIRS):
         with torch.inference_mode():
-            mine = clock(lambda: model(ids))
-        speeds.append(megabytes / (r.time("logits <- thin(0:1023); rm(logits)") - mine))
+            ours = clock(lambda: model(ids))
+        speeds.append(megabytes / (r.time("logits <- thin(0:1023); rm(logits)") - ours))
     print(f"logits (1, 1024, 50257) to an R array: {statistics.median(speeds):.0f} MB/s of float32, "
           f"from {min(speeds):.0f} to {max(speeds):.0f}")  # fmt: skip
 
@@ -162,13 +162,13 @@ def generation(r: RSession, folder: Path) -> None:
         ids = tokenizer.encode(prompt).ids[:32]
         settings = {"max_new_tokens": NEW, "temperature": 0, "eos_id": None}
         r.time(f"model <- from_pretrained('{identifier}')")
-        given = f"generate(model, c({', '.join(f'{id}L' for id in ids)}), {NEW}, temperature = 0, eos_id = NULL)"
-        r.time(given)
+        call = f"generate(model, c({', '.join(f'{id}L' for id in ids)}), {NEW}, temperature = 0, eos_id = NULL)"
+        r.time(call)
         generate(model, [ids], **settings)
         compare(
             f"{name}: {NEW} new ids after 32",
             lambda: generate(model, [ids], **settings),  # noqa: B023
-            lambda: r.time(given),  # noqa: B023
+            lambda: r.time(call),  # noqa: B023
             MANY_PAIRS,
         )
         streamed = (

@@ -48,8 +48,8 @@ def main(
     if markdown and as_json:
         raise click.UsageError("Give either --markdown or --json, not both.")
     measured = {**settings, "text": text, "save": save}
-    if saved and (given := [name for name, value in measured.items() if value]):
-        raise click.UsageError(f"--from measures nothing: leave out --{given[0]}.")
+    if saved and (options := [name for name, value in measured.items() if value]):
+        raise click.UsageError(f"--from measures nothing: leave out --{options[0]}.")
 
     check_writable(plot, save)
     live = not (markdown or as_json)

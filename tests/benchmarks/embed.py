@@ -1,10 +1,10 @@
-"""Embedding of texts beside transformers: GPT-2 124M with random weights, texts of 6 to 40 ids, both sides in turn.
+"""Embedding of texts compared with transformers: GPT-2 124M with random weights, texts of 6 to 40 tokens, interleaved.
 
     python tests/benchmarks/embed.py [--texts 256] [--rounds 5]
 
-transformers reads what a careful user would give it: texts sorted by length, in padded batches of as many ids as ours,
-with an attention mask, and the mean of each text's states. Reported are the ratios of the rounds, which are made in
-turn, so that what else the machine does meets both.
+transformers runs as a careful user would run it: texts sorted by length, in padded batches of as many tokens as ours,
+with an attention mask, and the mean of each text's states. Prints the ratio of each round, in which both sides run one
+after the other, so that other programs affect both.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from minhub_py.analysis.embeddings import TOKENS
 @torch.inference_mode()
 def reference(model: Any, texts: list[list[int]]) -> Tensor:
     """The same by transformers."""
-    order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-    found = torch.empty(len(texts), model.config.n_embd)
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    results = torch.empty(len(texts), model.config.n_embd)
     while order:
         rows, order = order[: TOKENS // len(texts[order[0]])], order[TOKENS // len(texts[order[0]]) :]
         longest = len(texts[rows[0]])
         idx = torch.tensor([texts[row] + [0] * (longest - len(texts[row])) for row in rows])
         mask = torch.tensor([[1] * len(texts[row]) + [0] * (longest - len(texts[row])) for row in rows])
         states = model(idx, attention_mask=mask, use_cache=False).last_hidden_state
-        found[rows] = (states * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-    return found
+        results[rows] = (states * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+    return results
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.manual_seed(0)
-    ours, theirs = gpt2().eval(), GPT2Model(GPT2Config()).eval()
+    ours, reference_model = gpt2().eval(), GPT2Model(GPT2Config()).eval()
     lengths = torch.randint(6, 41, (args.texts,)).tolist()
     texts = [torch.randint(50257, (length,)).tolist() for length in lengths]
     ratios = []
     for _ in range(args.rounds + 1):
         start = time.perf_counter()
-        reference(theirs, texts)
+        reference(reference_model, texts)
         middle = time.perf_counter()
         embed(ours, None, texts)
         end = time.perf_counter()

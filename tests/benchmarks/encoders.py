@@ -1,4 +1,4 @@
-"""Text embeddings beside other libraries: MiniLM-L6's and bert-base's sizes, long and short texts, libraries in turn.
+"""Text embeddings compared with other libraries: MiniLM-L6's and bert-base's sizes, long and short texts, interleaved.
 
     python tests/benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size minilm]
 

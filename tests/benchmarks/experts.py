@@ -1,10 +1,10 @@
-"""GGUF files of random blocks in published shapes, beside llama.cpp: decoding and prompts.
+"""GGUF files of random blocks in published shapes, compared with llama.cpp: decoding and prompts.
 
     python tests/benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE: Q4_K_M, Q8_0, ...
     python tests/benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs llama-cpp-python)
 
-Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two sides take turns, each
-in a process of its own; the fastest of ROUNDS rounds counts, as machines are noisy. With one thread, seconds are CPU
+Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two sides alternate, each
+in a separate process; the fastest of ROUNDS rounds counts, as machines are noisy. With one thread, seconds are CPU
 seconds, which other processes change less.
 """
 

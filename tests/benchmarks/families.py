@@ -1,11 +1,11 @@
-"""Decoding of each family at a published small size beside transformers, and llama.cpp where it has the family.
+"""Decoding of each architecture at a small published size, compared with transformers and llama.cpp.
 
     python tests/benchmarks/families.py [--prompt 256 --new 1] [--kinds float32,int8] [SIZE...]
 
 Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
-layers, as wide as published. Greedy: 32 new ids after a prompt of 16, by sides in turn, each in a process of its own.
-Prints new ids per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in float32
-and to llama.cpp at equal bits. With one new id, the prompt's ids per second.
+layers, as wide as published. Greedy: 32 new tokens after a prompt of 16, interleaved, one process for each side.
+Prints new tokens per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in
+float32 and to llama.cpp at equal bits. With one new token, the prompt's tokens per second.
 """
 
 import argparse
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from gguf_files import write
 
 ROUNDS, THREADS = 6, 2
-# What we are measured with -> how it is loaded, and llama.cpp's type of as many bits.
+# Our weights -> loading options, and llama.cpp's type with as many bits.
 KINDS: dict[str, tuple[dict[str, str], str]] = {
     "float32": ({}, "F32"),
     "bfloat16": ({"dtype": "bfloat16"}, "BF16"),
@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[dict[str, str], str]] = {
     "nf4": ({"quantize": "nf4"}, "Q4_0"),
     "nf4-bfloat16": ({"quantize": "nf4", "dtype": "bfloat16"}, "Q4_0"),
 }
-# A published size of each family -> what is cut; model types that gguf_files.py writes and llama.cpp has.
+# A published size of each architecture -> reduced settings; model types that gguf_files.py and llama.cpp support.
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
     "gpt-neo-125m": {},
@@ -58,46 +58,46 @@ GGUF = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma
 
 
 def header(writer: gguf.GGUFWriter, kind: str, vocabulary: int) -> None:
-    """No tokenizer: ids are enough."""
+    """A file without a tokenizer."""
     writer.add_tokenizer_model("none")
-    if kind in ("gpt2", "gpt_neox"):  # gguf_files.write says it of the others
+    if kind in ("gpt2", "gpt_neox"):  # gguf_files.write checks the others
         writer.add_vocab_size(vocabulary)
 
 
 def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
     """The workers of a size, with its files in `scratch`."""
-    found = preset(size)
-    assert found is not None, f"{size} is no published size"
-    settings: dict[str, Any] = {**found[1].to_hub(), **SIZES.get(size, {})}
+    published = preset(size)
+    assert published is not None, f"{size} is no published size"
+    settings: dict[str, Any] = {**published[1].to_hub(), **SIZES.get(size, {})}
     if isinstance(types := settings.get("layer_types"), list):
         settings["layer_types"] = types[: settings["num_hidden_layers"]]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
     folder = str(scratch / "model")
     model.save_pretrained(folder)
-    made = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
-    made["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
+    created = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
+    created["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
     if (model_type := settings["model_type"]) in GGUF:
         for weights in dict.fromkeys(KINDS[kind][1] for kind in kinds):
             file = write(scratch / f"{weights}.gguf", model, weights,
                          tokenizer=lambda writer: header(writer, model_type, model.config.vocab_size))  # fmt: skip
             options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
-            made[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
-    return made
+            created[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
+    return created
 
 
 def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, float], dict[str, list[int]]]:
-    """Ids per second of each side, in turns, at its fastest, and the new ids."""
+    """Tokens per second of each side in its fastest round, and the new tokens."""
     prompts = [torch.randint(100, 10_000, (prompt,)).tolist()]
     times: dict[str, list[float]] = {name: [] for name in workers}
-    found = {}
+    results = {}
     for _ in range(ROUNDS):
         for name, worker in workers.items():
             result = worker.ask("timed", prompts=prompts, new=new)
             times[name].append(result["seconds"])
-            [found[name]] = result["ids"]
+            [results[name]] = result["ids"]
     count = new if new > 1 else prompt
-    return {name: count / min(seconds) for name, seconds in times.items()}, found
+    return {name: count / min(seconds) for name, seconds in times.items()}, results
 
 
 def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
@@ -112,7 +112,7 @@ def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
                 except RuntimeError as error:
                     print(f"{size}: {name} is left out: {error}")
                     workers.pop(name).close()
-            speed, found = race(workers, prompt, new)
+            speed, results = race(workers, prompt, new)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -120,7 +120,7 @@ def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
     for ours in kinds:
         peers = [peer for peer in ("transformers float32", f"llama.cpp {KINDS[ours][1]}") if peer in speed]
         ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in peers]
-        alike = sum(a == b for a, b in zip(found[ours], found["transformers float32"], strict=True))
+        alike = sum(a == b for a, b in zip(results[ours], results["transformers float32"], strict=True))
         print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new} ids alike")
 
 
@@ -131,8 +131,8 @@ if __name__ == "__main__":
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--kinds", default="float32,int8,nf4", help=f"of {', '.join(KINDS)}")
     args = parser.parse_args()
-    wanted = args.kinds.split(",")
-    if unknown := set(wanted) - KINDS.keys():
+    kinds = args.kinds.split(",")
+    if unknown := set(kinds) - KINDS.keys():
         parser.error(f"--kinds: {', '.join(sorted(unknown))}; give some of {', '.join(KINDS)}")
     for chosen in args.sizes or SIZES:
-        measure(chosen, wanted, args.prompt, args.new)
+        measure(chosen, kinds, args.prompt, args.new)

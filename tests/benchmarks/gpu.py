@@ -1,9 +1,10 @@
-"""What a GPU shows, in one file to send back: the machine, the tests marked gpu, and how fast text is generated.
+"""A report of a GPU in one file: the machine, the tests marked gpu, and the speed of generation.
 
     make gpu        (or: python tests/benchmarks/gpu.py [FILE]; FILE is gpu-report.txt unless given)
 
-Speed: new ids per second after a prompt, and ids of a prompt per second, beside transformers, in turns; random weights
-of published sizes, which take as long as trained ones. Exit status: 1 without a GPU that works, or if a test fails.
+Speed: new tokens per second after a prompt, and tokens of a prompt per second, interleaved with transformers; random
+weights of published sizes, which take as long as trained ones. Exit status: 1 without a working GPU, or if a test
+fails.
 """
 
 import platform
@@ -37,18 +38,20 @@ def main() -> None:
     )
     with path.open("w", encoding="utf-8") as file:
 
-        def tell(*lines: str) -> None:
+        def report(*lines: str) -> None:
             for line in lines:
                 print(line, flush=True)
                 print(line, file=file, flush=True)
 
-        tell(*machine())
+        report(*machine())
         failed = True
         if works:
-            failed = tests(tell)
-            speeds(tell)
+            failed = tests(report)
+            speeds(report)
         else:
-            tell("", "NO GPU: the tests marked gpu and the figures are missing. DEVICE and CUDA above say what to do.")
+            report(
+                "", "NO GPU: the tests marked gpu and the figures are missing. DEVICE and CUDA above say what to do."
+            )
     print(f"\nWritten: {path.resolve()}")
     sys.exit(failed)
 
@@ -66,23 +69,23 @@ def machine() -> list[str]:
     ]  # fmt: skip
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-        return [*lines, *(f"nvidia-smi: {line}" for line in (found.stdout or found.stderr).splitlines())]
+        result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+        return [*lines, *(f"nvidia-smi: {line}" for line in (result.stdout or result.stderr).splitlines())]
     except (OSError, subprocess.TimeoutExpired) as error:
         return [*lines, f"nvidia-smi: {error}"]
 
 
-def tests(tell: Callable[..., None]) -> bool:
-    """Run the tests marked gpu, and tell what they say; whether one has failed."""
+def tests(report: Callable[..., None]) -> bool:
+    """Run the tests marked gpu, and report their output. Returns whether one has failed."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rA", "--tb=short", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    tell("", "TESTS", *(done.stdout + done.stderr).splitlines())
-    return done.returncode != 0
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    report("", "TESTS", *(result.stdout + result.stderr).splitlines())
+    return result.returncode != 0
 
 
-def speeds(tell: Callable[..., None]) -> None:
-    """Measure and tell, size by size, ours and transformers' speed in turns."""
-    tell(
+def speeds(report: Callable[..., None]) -> None:
+    """Measure and report the speed of both sides for each size."""
+    report(
         "",
         f"SPEED, medians of {ROUNDS} rounds: {NEW} new ids after {PROMPT}; and a prompt of {LONG}. Ids/s",
         f"{'size':16} {'dtype':9} {'rows':>4} {'new, ours':>10} {'theirs':>10} {'prompt, ours':>13} {'theirs':>10}",
@@ -91,9 +94,9 @@ def speeds(tell: Callable[..., None]) -> None:
         for dtype in DTYPES:
             for rows in (1, 8):
                 try:
-                    tell(measured(size, getattr(torch, dtype), rows))
+                    report(measured(size, getattr(torch, dtype), rows))
                 except torch.OutOfMemoryError:
-                    tell(f"{size:16} {dtype:9} {rows:4} does not fit the GPU's memory")
+                    report(f"{size:16} {dtype:9} {rows:4} does not fit the GPU's memory")
                 torch.cuda.empty_cache()
 
 
@@ -101,34 +104,34 @@ def measured(size: str, dtype: torch.dtype, rows: int) -> str:
     """One line of the table."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = preset(size)
-    assert found is not None
-    family, config = found
+    published = preset(size)
+    assert published is not None
+    family, config = published
     ours = skeleton(family.Model, config).to_empty(device="cuda").to(dtype).eval()
     settings = AutoConfig.for_model(**{key: value for key, value in config.to_hub().items() if key != "architectures"})
-    theirs = AutoModelForCausalLM.from_config(settings, dtype=dtype).to("cuda").eval()
+    reference_model = AutoModelForCausalLM.from_config(settings, dtype=dtype).to("cuda").eval()
     with torch.no_grad():
-        for parameter in (*ours.parameters(), *theirs.parameters()):
+        for parameter in (*ours.parameters(), *reference_model.parameters()):
             parameter.normal_(std=0.02)
     prompts = torch.randint(config.vocab_size, (rows, LONG), generator=torch.Generator().manual_seed(0))
     short, long = prompts[:, :PROMPT], prompts.cuda()
     greedy: dict[str, Any] = {"min_new_tokens": NEW, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     sides: list[Callable[[], object]] = [
         lambda: generate(ours, short.tolist(), NEW, temperature=0, eos_id=None),
-        lambda: theirs.generate(short.cuda(), attention_mask=torch.ones_like(short).cuda(), **greedy),
+        lambda: reference_model.generate(short.cuda(), attention_mask=torch.ones_like(short).cuda(), **greedy),
         lambda: ours(long),
-        lambda: theirs(long),
+        lambda: reference_model(long),
     ]
     with torch.inference_mode():
         times: list[list[float]] = [[] for _ in sides]
         for _ in range(1 + ROUNDS):  # the first warms up
-            for side, taken in zip(sides, times, strict=True):
+            for side, seconds in zip(sides, times, strict=True):
                 torch.cuda.synchronize()
                 started = time.perf_counter()
                 side()
                 torch.cuda.synchronize()
-                taken.append(time.perf_counter() - started)
-    numbers = [rows * count / median(taken[1:]) for count, taken in zip((NEW, NEW, LONG, LONG), times, strict=True)]
+                seconds.append(time.perf_counter() - started)
+    numbers = [rows * count / median(seconds[1:]) for count, seconds in zip((NEW, NEW, LONG, LONG), times, strict=True)]
     head = f"{size:16} {str(dtype).removeprefix('torch.'):9} {rows:4}"
     return f"{head} {numbers[0]:10,.0f} {numbers[1]:10,.0f} {numbers[2]:13,.0f} {numbers[3]:10,.0f}"
 

@@ -1,12 +1,12 @@
-"""Milliseconds that the decoder in C takes to read ids, by the weights' kind, its kernels and the number of ids.
+"""Milliseconds of the C decoder for a call, by the kind of weights, the kernels and the number of tokens.
 
     .venv/bin/python tests/benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
 
 A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
-as users have them. int8+bfloat16: inputs in 8 bits, too. All take turns, and the shortest of the rounds counts. Unless
---kernels names some, all are timed that the processor has. --before takes the compiled decoder of another commit or
+as users have them. int8+bfloat16: inputs in 8 bits, too. All are interleaved, and the fastest round counts. Without
+--kernels, all kernels of the processor are measured. --before takes the compiled decoder of another commit or
 compiler, a copy of its _decoder.so: it takes turns, too, and a line has the ratio of the medians.
---pause: seconds before each reading, in which the decoder's threads fall asleep.
+--pause: seconds before each call, in which the decoder's threads fall asleep.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from minhub_py.inference.native.library import UnsupportedError, library, load
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.registry import preset
 
-KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # and plain, which is slow
+KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # without "plain", which is slow
 
 
 def main() -> None:
@@ -41,10 +41,10 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="DECODER")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = preset(args.size)
-    if found is None:
+    published = preset(args.size)
+    if published is None:
         parser.error(f"{args.size} is no published size")
-    family, config = found
+    family, config = published
     if args.layers:
         if not family.trainable:
             parser.error(f"the layers of {args.size} cannot be cut here")
@@ -62,7 +62,9 @@ def main() -> None:
             libraries = {"before": load(args.before.resolve()), **libraries}
         except UnsupportedError as error:
             parser.error(f"--before: {args.before} {error}")
-    here = [name for name in args.kernels or KERNELS if all(each.choose(name.encode()) for each in libraries.values())]
+    here = [
+        name for name in args.kernels or KERNELS if all(library.choose(name.encode()) for library in libraries.values())
+    ]
     if args.kernels and (lacking := set(args.kernels) - set(here)):
         parser.error(f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain, {', '.join(KERNELS)}")
     cases = list(itertools.product(runners, here, args.ids))
@@ -80,8 +82,8 @@ def main() -> None:
             best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in args.ids)
             print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
         if args.before is not None:
-            found = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
-            medians = [map(statistics.median, pair) for pair in found]
+            measured = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
+            medians = [map(statistics.median, pair) for pair in measured]
             print(f"{'':24}" + "".join(f"{before / now:9.2f}x" for before, now in medians))
 
 

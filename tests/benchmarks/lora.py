@@ -1,10 +1,10 @@
-"""A step of LoRA against PEFT and transformers: the same model, factors and tokens, interleaved, in CPU time.
+"""A step of LoRA compared with PEFT and transformers: the same model, factors and tokens, interleaved, in CPU time.
 
     python tests/benchmarks/lora.py [LAYERS] [TOKENS]
 
 The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens. PEFT's frozen
 weights are in float32, its default, and in bfloat16, as ours are where the processor has it. The memory of each is the
-highest of a process of its own. Needs peft and accelerate.
+peak of a separate process. Needs peft and accelerate.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""What fewer bits cost: the KL divergence of the decoder's predictions from those of float32, in nats for a token.
+"""The cost of fewer bits: the KL divergence of the decoder's predictions from float32 predictions, in nats per token.
 
     .venv/bin/python tests/benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids 1600]
 
-MODEL: as from_pretrained has it. The text is that of this project's README and CONTRIBUTING, which no model has seen.
-The perplexities beside it lead astray where differences are small: some texts become likelier by chance. "forward":
-PyTorch's own products in bfloat16.
+MODEL: a name for from_pretrained. The text is this project's README and CONTRIBUTING, which no model was trained on.
+Perplexities are misleading if differences are small: some texts become more likely by chance. "forward": PyTorch's
+products in bfloat16.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from minhub_py.models.base import LanguageModel
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [(ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")]
-LENGTH = 800  # ids of a text
+LENGTH = 800  # tokens of a text
 OPTIONS = {"forward": {"dtype": "bfloat16"}}
 
 
@@ -45,17 +45,17 @@ def main() -> None:
 
 
 def predictions(model: LanguageModel, parts: list[list[int]], forward: bool = False) -> list[Tensor]:
-    """Of each text the log-probabilities (T, vocabulary) after each id, by the decoder, or by the model's `forward`."""
+    """Log-probabilities (T, V) after each token of each text, by the decoder, or by the model's `forward`."""
     if forward:
         return [model(torch.tensor([ids]))[0].float().log_softmax(-1) for ids in parts]
     runner = NativeRunner(model)
-    runner.long_prompt = None  # the decoder's products, whatever PyTorch has
+    runner.long_prompt = None  # the decoder's products only
     return [runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
 
 
-def report(name: str, kind: str, found: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
-    divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, found, strict=True)]
-    surprisals = [-q[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for q, ids in zip(found, parts, strict=True)]
+def report(name: str, kind: str, actual: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
+    divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, actual, strict=True)]
+    surprisals = [-q[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for q, ids in zip(actual, parts, strict=True)]
     perplexity = math.exp(torch.cat(surprisals).mean())
     print(f"{Path(name).name[:30]:32}{kind:16}{torch.cat(divergences).mean():10.5f}{perplexity:12.3f}", flush=True)
 

@@ -1,10 +1,10 @@
-"""Log-probabilities of texts by `score()` beside transformers, GPT-2 124M with random weights in float32, two threads.
+"""Log-probabilities by `score()` compared with transformers: GPT-2 124M, random weights, float32, two threads.
 
     python tests/benchmarks/score.py [COUNTxLENGTH...]
 
-transformers has its logits, log_softmax and gather, on one text at a time and on eight: the texts are of one length, so
-that it needs no padding. All take turns. Prints tokens per second of the faster of two rounds, and our ratio to the
-better of transformers' two.
+transformers runs log_softmax and gather on its logits, for one text at a time and for eight: texts have equal length,
+so that it needs no padding. All are interleaved. Prints tokens per second of the faster of two rounds, and our ratio to
+the faster of transformers' two.
 """
 
 import sys
@@ -22,13 +22,13 @@ ROUNDS, THREADS = 2, 2
 
 
 def theirs(model: Any, texts: list[list[int]], rows: int) -> list[torch.Tensor]:
-    """As `score`, `rows` texts at a time."""
-    found: list[torch.Tensor] = []
+    """The log-probabilities by transformers, `rows` texts at a time."""
+    results: list[torch.Tensor] = []
     for first in range(0, len(texts), rows):
         ids = torch.tensor(texts[first : first + rows])
         logprobs = model(ids).logits[:, :-1].log_softmax(dim=-1)
-        found += logprobs.gather(2, ids[:, 1:, None]).squeeze(2)
-    return found
+        results += logprobs.gather(2, ids[:, 1:, None]).squeeze(2)
+    return results
 
 
 @torch.inference_mode()
@@ -41,12 +41,12 @@ def measure(ours: Any, reference: Any, count: int, length: int) -> None:
     }
     speed = dict.fromkeys(sides, 0.0)
     for _ in range(ROUNDS):
-        found = {}
+        results = {}
         for name, side in sides.items():
             began = time.perf_counter()
-            found[name] = side()
+            results[name] = side()
             speed[name] = max(speed[name], count * length / (time.perf_counter() - began))
-        for a, b in zip(found["minhub_py"], found["eight"], strict=True):
+        for a, b in zip(results["minhub_py"], results["eight"], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     best = max(speed["one at a time"], speed["eight"])
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in speed.items())

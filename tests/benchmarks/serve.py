@@ -1,11 +1,11 @@
 """`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as trained ones.
 
     python tests/benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
-    python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # llama.cpp's server beside it
+    python tests/benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # and llama.cpp's server
     python tests/benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after a restart
 
-Prints the ids per second of one client and of many at once, how many of their replies failed or differ from the same
-request alone, the server's memory, and the time to the first id of a 1,000-id prompt that is new, and again.
+Prints the tokens per second of one client and of many, the number of replies that failed or differ from the single
+request, the server's memory, and the time to the first token of a new prompt of 1,000 tokens, and of its repetition.
 """
 
 import argparse
@@ -34,35 +34,35 @@ SHAPE, NEW, DISTINCT, LENGTH = "HuggingFaceTB/SmolLM2-135M", 32, 8, 2048
 
 
 def client_of(address: str) -> httpx2.Client:
-    """A client with a connection for each request: llama.cpp's server closes others between two."""
+    """A client with a connection for each request: llama.cpp's server closes persistent connections."""
     return httpx2.Client(base_url=address, timeout=600, limits=httpx2.Limits(max_keepalive_connections=0))
 
 
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
-    """The text of a request. RuntimeError: the server refuses it."""
+    """The text of a reply. RuntimeError: the server rejects the request."""
     body = {"prompt": prompt, "max_tokens": new, "seed": seed, "ignore_eos": True}
-    found = http.post("/v1/completions", json=body)
-    if found.status_code != 200:
-        raise RuntimeError(found.text)
-    text: str = found.json()["choices"][0]["text"]
+    response = http.post("/v1/completions", json=body)
+    if response.status_code != 200:
+        raise RuntimeError(response.text)
+    text: str = response.json()["choices"][0]["text"]
     return text
 
 
 def first_id(http: httpx2.Client, prompt: list[int]) -> float:
-    """Seconds to the first piece of a stream."""
+    """Seconds to the first text of a stream."""
     started = time.perf_counter()
     body = {"prompt": prompt, "max_tokens": 4, "seed": 1, "ignore_eos": True, "stream": True}
-    found = None
+    seconds = None
     with http.stream("POST", "/v1/completions", json=body) as stream:
         for line in stream.iter_lines():
-            if found is None and line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
-                found = time.perf_counter() - started
-    assert found is not None
-    return found
+            if seconds is None and line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                seconds = time.perf_counter() - started
+    assert seconds is not None
+    return seconds
 
 
-def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int], str]]) -> tuple[float, int, int]:
-    """Ids per second of many clients at once; how many requests failed, and how many texts are not as `wanted`."""
+def load(address: str, clients: int, seconds: float, expected: list[tuple[list[int], str]]) -> tuple[float, int, int]:
+    """Tokens per second of many clients, and the numbers of failed requests and of texts that are not as `expected`."""
     done, failed, differing = [0], [0], [0]
     lock, until = threading.Lock(), time.perf_counter() + seconds
 
@@ -70,8 +70,8 @@ def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int
         chance = random.Random(number)
         with client_of(address) as http:
             while time.perf_counter() < until:
-                seed = chance.randrange(len(wanted))
-                prompt, text = wanted[seed]
+                seed = chance.randrange(len(expected))
+                prompt, text = expected[seed]
                 try:
                     same, ok = ask(http, prompt, seed=seed) == text, True
                 except (RuntimeError, httpx2.HTTPError):
@@ -92,7 +92,7 @@ def load(address: str, clients: int, seconds: float, wanted: list[tuple[list[int
 
 @contextmanager
 def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psutil.Process]]:
-    """A server, when it answers."""
+    """Start a server, and wait until it responds."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with client_of(f"http://127.0.0.1:{port}") as http:
@@ -111,24 +111,24 @@ def running(command: list[str], port: int) -> Iterator[tuple[httpx2.Client, psut
         server.wait()
 
 
-def measure(name: str, command: list[str], port: int, size: int, given: argparse.Namespace) -> float:
-    """Print what one server does; the ids per second of many clients at once."""
+def measure(name: str, command: list[str], port: int, size: int, args: argparse.Namespace) -> float:
+    """Measure a server and print the results. Returns the tokens per second of many clients."""
     chance = random.Random(0)
     with running(command, port) as (http, process):
         first, again = [], []
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             prefix = chance.choices(range(size), k=1000)
             first.append(first_id(http, [*prefix, 1, 2, 3]))
             again.append(first_id(http, [*prefix, 4, 5, 6]))
         prompts = [chance.choices(range(size), k=chance.randrange(4, 60)) for _ in range(DISTINCT)]
         started = time.perf_counter()
-        wanted = [(prompt, ask(http, prompt, seed=seed)) for seed, prompt in enumerate(prompts)]
+        expected = [(prompt, ask(http, prompt, seed=seed)) for seed, prompt in enumerate(prompts)]
         alone = DISTINCT * NEW / (time.perf_counter() - started)
         before = process.memory_info().rss
-        speed, failed, differing = load(str(http.base_url), given.clients, given.seconds, wanted)
+        speed, failed, differing = load(str(http.base_url), args.clients, args.seconds, expected)
         after = process.memory_info().rss
-    print(f"{name}, {given.rows} rows, {given.threads} threads")
-    print(f"one client: {alone:.1f} ids/s; {given.clients} for {given.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
+    print(f"{name}, {args.rows} rows, {args.threads} threads")
+    print(f"one client: {alone:.1f} ids/s; {args.clients} for {args.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
     print(f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after")
     print(f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f} s: "
           f"{100 * median(again) / median(first):.1f} %", flush=True)  # fmt: skip
@@ -158,7 +158,7 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             for thread in others:
                 thread.join()
     seconds = {name: median(values) for name, values in durations.items()}
-    print(f"128 ids alone: {seconds['alone']:.3f} s; beside 8 prompts of 500: {seconds['without']:.3f} s without "
+    print(f"128 ids alone: {seconds['alone']:.3f} s; with 8 prompts of 500: {seconds['without']:.3f} s without "
           f"--cache-dir, {seconds['with']:.3f} s with: {seconds['with'] / seconds['without']:.2f}x")  # fmt: skip
     prefix, times = chance.choices(range(size), k=1000), []
     for _ in range(2):
@@ -184,13 +184,13 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             times.append(time.perf_counter() - started)
         stop.set()
         thread.join()
-    print(f"128 ids alone: {times[0]:.3f} s; beside {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
+    print(f"128 ids alone: {times[0]:.3f} s; with {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    """An unused port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -205,34 +205,34 @@ def main() -> None:
     parser.add_argument("--model", help="a GGUF file of that shape, instead of random weights")
     parser.add_argument("--cache", action="store_true", help="measure --cache-dir only")
     parser.add_argument("--llama-server", help="llama.cpp's server, for the same GGUF file")
-    given = parser.parse_args()
-    found = preset(SHAPE)
-    assert found is not None
-    config = found[1].to_hub()
+    args = parser.parse_args()
+    published = preset(SHAPE)
+    assert published is not None
+    config = published[1].to_hub()
     size = config["vocab_size"]
     with tempfile.TemporaryDirectory() as scratch:
-        model = given.model or f"{scratch}/model"
-        if not given.model:
+        model = args.model or f"{scratch}/model"
+        if not args.model:
             tokenizer = Tokenizer(models.WordLevel({str(id): id for id in range(size)}, "0"))
             tokenizer.decoder = decoders.WordPiece()
             torch.manual_seed(0)
             settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-            save_pretrained(llama(**settings).to(getattr(torch, given.dtype)), Path(model), tokenizer)
+            save_pretrained(llama(**settings).to(getattr(torch, args.dtype)), Path(model), tokenizer)
         port = str(free_port())
         command = [sys.executable, "-m", "minhub_py", "serve", model, "--port", port, "--device", "cpu",
-                   "--max-requests", str(given.rows), "--context", str(LENGTH)]  # fmt: skip
-        if given.cache:
-            measure_cache(command, int(port), size, scratch, given.rounds)
+                   "--max-requests", str(args.rows), "--context", str(LENGTH)]  # fmt: skip
+        if args.cache:
+            measure_cache(command, int(port), size, scratch, args.rounds)
             return
-        ours = measure(f"minhub serve {SHAPE} in {given.dtype}", command, int(port), size, given)
-    if given.llama_server:
+        ours = measure(f"minhub serve {SHAPE} in {args.dtype}", command, int(port), size, args)
+    if args.llama_server:
         port = str(free_port())
-        threads = str(given.threads)
-        command = [given.llama_server, "-m", model, "--port", port, "-np", str(given.rows), "-c",
-                   str(given.rows * LENGTH), "-t", threads, "-tb", threads, "-fa", "off", "-ctk", "f32", "-ctv", "f32",
+        threads = str(args.threads)
+        command = [args.llama_server, "-m", model, "--port", port, "-np", str(args.rows), "-c",
+                   str(args.rows * LENGTH), "-t", threads, "-tb", threads, "-fa", "off", "-ctk", "f32", "-ctv", "f32",
                    "--no-webui"]  # fmt: skip
-        theirs = measure("llama-server, keys and values in float32", command, int(port), size, given)
-        print(f"ours / theirs: {ours / theirs:.2f}x")
+        reference = measure("llama-server, keys and values in float32", command, int(port), size, args)
+        print(f"ours / theirs: {ours / reference:.2f}x")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""T5 at FLAN-T5 small's shape beside CTranslate2: greedy text of one prompt, by one thread, both sides in turn.
+"""T5 at FLAN-T5 small's shape compared with CTranslate2: greedy text of one prompt, one thread, interleaved.
 
     python tests/benchmarks/t5.py
 
-Random weights: they take as long as trained ones. Prints the new ids per second of both, and their ratio.
+Random weights: they take as long as trained ones. Prints the new tokens per second of both, and their ratio.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ SOURCE, NEW, ROUNDS = 32, 128, 7
 
 
 class Numbers:
-    """A tokenizer for the converter: the token of an id is its number."""
+    """A tokenizer for the converter: each token is its ID as text."""
 
     pad_token, eos_token, unk_token = "0", "1", "2"
 

@@ -1,10 +1,10 @@
-"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, step by step in turns.
+"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, interleaved by step.
 
     git clone https://github.com/karpathy/nanoGPT
     python tests/benchmarks/training.py nanoGPT/model.py
 
 Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading rows to updating the
-weights. For nanoGPT this is its model and its AdamW, in a loop like that of its train.py. nanoGPT uses the exact GELU,
+weights. For nanoGPT this is its model and its AdamW, in a loop like its train.py. nanoGPT uses the exact GELU,
 so our model does too. Without its model.py, only the LSTM and the gain of `cpu_kernels.py` are measured.
 """
 
@@ -59,9 +59,9 @@ def main() -> None:
             if args.model is not None:
                 for name, sizes in SIZES.items():
                     for dtype in DTYPES:
-                        theirs = nanogpt(args.model, path, sizes, dtype)
+                        reference = nanogpt(args.model, path, sizes, dtype)
                         compare(
-                            f"{name}, {dtype}", threads, ours(path, "gpt2", sizes, dtype), theirs, sizes, args.rounds
+                            f"{name}, {dtype}", threads, ours(path, "gpt2", sizes, dtype), reference, sizes, args.rounds
                         )
             sizes = {"layers": 2, "width": 384, "context": 128, "batch": 32}
             for dtype in DTYPES:
@@ -82,13 +82,13 @@ def compare(
     """Measure both sides in turn, and print a line of the table."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 2):
-        for step, kept in zip((mine, theirs), times, strict=True):
+        for step, runs in zip((mine, theirs), times, strict=True):
             began = time.perf_counter()
             step()
             if turn >= 2:
-                kept.append(time.perf_counter() - began)
+                runs.append(time.perf_counter() - began)
     tokens = sizes["batch"] * sizes["context"]
-    speeds = [tokens / statistics.median(kept) for kept in times]
+    speeds = [tokens / statistics.median(runs) for runs in times]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     print(f"{name:42} {threads:7}  {speeds[0]:9,.0f}  {speeds[1]:9,.0f}  {ratio:5.2f}", flush=True)
 

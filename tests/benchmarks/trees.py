@@ -1,10 +1,10 @@
-"""Two checkouts of this package beside each other: did a change make decoding slower?
+"""Two checkouts of this package: did a change make decoding slower?
 
     python tests/benchmarks/trees.py OTHER_CHECKOUT [THREADS]
 
-Each has its own .venv (`make demo` makes one). GPT-2 124M with random weights, greedy: a prompt of 32 ids and 16 new
-ones, 8 ragged prompts and 8 new ids each, and the first id after 256, in turns. Prints milliseconds, the shortest of
-each, and how many times as fast this checkout is.
+Each has its own .venv (created by `make demo`). GPT-2 124M with random weights, greedy: a prompt of 32 tokens and 16
+new ones, 8 prompts of different lengths and 8 new tokens each, and the first token after 256, interleaved. Prints the
+minimum of each in milliseconds, and the speed of this checkout relative to the other.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[2]
 ROUNDS = 12
 KINDS = ("float32", "bfloat16", "int8", "nf4")
-# Lengths of the prompts, and new ids of each.
+# Lengths of the prompts, and new tokens of each.
 CASES = {"one": ([32], 16), "eight": ([5, 12, 20, 28, 36, 44, 52, 60], 8), "prompt": ([256], 1)}
 
 
@@ -29,7 +29,7 @@ def measure(threads: int, folder: str) -> None:
     torch.set_num_threads(threads)
     plain = {kind: {"dtype": kind} for kind in KINDS[:2]}
     options = plain | {kind: {"quantize": kind} for kind in KINDS[2:]}
-    models = {kind: from_pretrained(folder, device="cpu", **each) for kind, each in options.items()}
+    models = {kind: from_pretrained(folder, device="cpu", **settings) for kind, settings in options.items()}
     torch.manual_seed(0)
     prompts = {case: [torch.randint(50257, (n,)).tolist() for n in lengths] for case, (lengths, _) in CASES.items()}
     print("ready", flush=True)
@@ -68,7 +68,7 @@ def main(other: Path, threads: str) -> None:
                 for turn in range(ROUNDS + 1):
                     for name in sorted(workers, reverse=turn % 2 == 1):
                         times[name].append(float(ask(name, f"{case} {kind}")))
-                best = {name: 1000 * min(each[1:]) for name, each in times.items()}  # the first turn warms up
+                best = {name: 1000 * min(seconds[1:]) for name, seconds in times.items()}  # the first round warms up
                 ratio = best["other"] / best["this"]
                 print(f"{case:8}{kind:10}{best['other']:8.1f} {best['this']:8.1f} ms   {ratio:.2f}", flush=True)
         for worker in workers.values():

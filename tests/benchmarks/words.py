@@ -1,9 +1,9 @@
-"""Predictability of words beside the R package pangoling: equal numbers, and the time of both, interleaved in one run.
+"""Predictability of words compared with the R package pangoling: equal numbers, and the time of both, interleaved.
 
     python tests/benchmarks/words.py [--sentences 1000] [--words 6 18] [--width 768 --layers 12]
 
-A random GPT-2 checkpoint is made, with the GPT-2 tokenizer of ../shared/data. One R session calls both packages on the
-same sentences, in turns: this package by its worker, pangoling by reticulate and transformers. Without pangoling in R's
+The model is a random GPT-2 with the GPT-2 tokenizer of ../shared/data. One R session calls both packages on the same
+sentences, interleaved: this package by its worker, pangoling by reticulate and transformers. Without pangoling in R's
 library, only this package is measured. `RETICULATE_PYTHON` names the Python with transformers, if it is not this one:
 pangoling 1.0.3 needs transformers below 5, and reticulate before 1.37 needs numpy below 2.
 """
@@ -39,7 +39,7 @@ theirs <- function(rows) {
   suppressMessages(pangoling::causal_words_pred(table$word[rows], by = table$item[rows], model = arguments[1]))
 }
 first <- which(table$item == 1)
-invisible(ours(first)) # what is loaded once is loaded
+invisible(ours(first)) # loads the model
 if (there) invisible(theirs(first))
 parts <- split(seq_len(nrow(table)), table$item %% 5)
 seconds <- c(ours = 0, theirs = 0)
@@ -65,15 +65,15 @@ if (there) cat(sprintf(
 
 
 def main() -> None:
-    """Make the checkpoint and the sentences, and run R."""
+    """Write the checkpoint and the sentences, and run R."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--words", type=int, nargs=2, default=(6, 18), help="of a sentence: from, to")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         subprocess.run(["R", "CMD", "INSTALL", "--no-docs", f"--library={folder}", ROOT / "r_bridge" / "minhubpy"],
                        check=True, capture_output=True)  # fmt: skip
         checkpoint = folder / "random-gpt2"

@@ -35,17 +35,17 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     """Standard output contains the replies only."""
     command = minhub("chat", bot, "--seed", 1, "-n", 8, "--device", "cpu")
     lines = "Good morning!\n\nHow are you?\n/undo\n/home/me is a path\n"
-    done = subprocess.run(
+    result = subprocess.run(
         [python(), *command[1:]], input=lines, capture_output=True, text=True, check=True, timeout=120
     )
     chat = Chat(from_pretrained(str(bot)), read_tokenizer(bot), seed=1, max_new_tokens=8, temperature=0.7, top_p=0.95)
     expected = [chat.say("Good morning!").text, chat.say("How are you?").text]
     chat.undo()
     expected.append(chat.say("/home/me is a path").text)
-    assert done.stdout == "".join(f"{text}\n" for text in expected)
-    assert "Note: no chat template" in done.stderr
-    assert "Removed: How are you?" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.stdout == "".join(f"{text}\n" for text in expected)
+    assert "Note: no chat template" in result.stderr
+    assert "Removed: How are you?" in result.stderr
+    assert "Traceback" not in result.stderr
     failed = CliRunner().invoke(main, command[3:], input="/nonsense\n")
     assert (failed.exit_code, failed.stdout) == (1, "")
     assert "unknown command /nonsense: /help lists the commands" in failed.stderr

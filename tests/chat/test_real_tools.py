@@ -49,7 +49,7 @@ QUESTIONS = ("What is the weather in Oslo?", "Book a table for Ann (34) and Bo a
 
 
 async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
-    """The replies to requests as those of the server, at temperature 1."""
+    """The replies to requests like the server's, at temperature 1."""
     running = asyncio.Semaphore(2 * served.engine.batch_size)
 
     async def reply(seed: int) -> ParsedReply:

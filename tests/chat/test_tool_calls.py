@@ -305,7 +305,7 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
 
 
 def test_replies_without_calls_are_bitwise_identical_with_a_lazy_grammar(templates: dict[str, ChatTemplate]) -> None:
-    """Also beside sequences that are constrained from the start."""
+    """Also in a batch with sequences that are constrained from the start."""
     template = templates["without tools"]  # its trigger has several tokens
     tokenizer = template.tokenizer
     size = tokenizer.get_vocab_size()

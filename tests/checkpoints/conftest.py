@@ -16,7 +16,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(family: str, tmp_path: Path) -> Path:
-    """A sound checkpoint."""
+    """A valid checkpoint."""
     return save(family, tmp_path / family)
 
 

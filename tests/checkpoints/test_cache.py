@@ -22,7 +22,7 @@ SECOND = {**SMALL, "model.safetensors": b"2" * 50_000}
 
 
 def stored(hub: HubServer) -> dict[str, int]:
-    """The files below the cache folder that are no links, with their sizes."""
+    """The files in the cache folder that are not links, with their sizes."""
     files = (path for path in hub.cache.rglob("*") if path.is_file() and not path.is_symlink())
     return {path.relative_to(hub.cache).as_posix(): path.stat().st_size for path in files}
 
@@ -115,25 +115,25 @@ def test_the_command_deletes_after_a_confirmation(hub: HubServer) -> None:
     assert answer(hub, "y") == (0, False)
     minhub.fetch(REPO)
     size = cache.plan_deletion(REPO).size
-    done = command(REPO, "--yes", "--json")
-    assert json.loads(done.stdout)["freed_bytes"] == size
+    result = command(REPO, "--yes", "--json")
+    assert json.loads(result.stdout)["freed_bytes"] == size
     assert local.cached_models() == []
 
 
 def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
-    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the model is still there."""
+    """The exit status of `minhub delete` in a terminal where `reply` is typed, and whether the model remains."""
     control, terminal = pty.openpty()
     os.write(control, f"{reply}\n".encode())
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "minhub_py", "delete", REPO],
         stdin=terminal, capture_output=True, text=True, check=False, timeout=100,
         env={**os.environ, "HF_HUB_CACHE": str(hub.cache)},
     )  # fmt: skip
     os.close(control)
     os.close(terminal)
-    assert "Delete owner/model (" in done.stderr
-    assert ("Deleted owner/model: 70." in done.stdout) == (reply == "y")
-    return done.returncode, local.cached_models() != []
+    assert "Delete owner/model (" in result.stderr
+    assert ("Deleted owner/model: 70." in result.stdout) == (reply == "y")
+    return result.returncode, local.cached_models() != []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def answer(hub: HubServer, reply: str) -> tuple[int, bool]:
     ],
 )
 def test_invalid_arguments_are_rejected(hub: HubServer, arguments: list[str], status: int, message: str) -> None:
-    done = command(*arguments)
-    assert done.exit_code == status
-    assert message in " ".join(done.stderr.split())
+    result = command(*arguments)
+    assert result.exit_code == status
+    assert message in " ".join(result.stderr.split())

@@ -48,8 +48,8 @@ def test_messages_shorten_long_lists(folder: Path) -> None:
 
 @PARTS
 def test_corrupt_settings_are_rejected_or_fit_the_weights(family: str, folder: Path, parts: int) -> None:
-    """Every setting with every junk, or with every fourth; then random pairs, unknown names, missing settings, and
-    damaged text."""
+    """Every setting with every value of JUNK, or with every fourth; then random pairs, unknown names, missing settings,
+    and corrupt text."""
     rng = random.Random(f"config of {family}")
     trials = Trials(folder, load_rightly)
     settings = json.loads((folder / "config.json").read_text())
@@ -94,7 +94,7 @@ def mutate_settings(rng: random.Random, settings: dict[str, Any]) -> tuple[str, 
         return f"{name} again, as {brief(junk)}", twice.encode(), name
     text = json.dumps(settings).encode()
     label, data = damage(rng, text, len(text))
-    return label, data, "that this implementation does not know"  # of a damaged name
+    return label, data, "that this implementation does not know"  # of a corrupt name
 
 
 ATTENTION_TYPES = (
@@ -119,7 +119,7 @@ def test_invalid_attention_types_are_rejected_by_name(types: str, tmp_path: Path
 
 @pytest.mark.parametrize("value", [-1, 1.5, math.nan, math.inf])
 def test_rates_out_of_range_are_rejected_by_name(family: str, value: float) -> None:
-    """Chances are 0 to 1, an epsilon and a spread at least 0; a NaN is neither."""
+    """Probabilities are 0 to 1, an epsilon and a standard deviation at least 0; NaN is rejected."""
     for field in fields(ARCHITECTURES[family].Config):
         if field.type is float and not (value == 1.5 and not field.name.endswith(("dropout", "pdrop"))):
             with pytest.raises(ValueError, match=field.name):

@@ -130,8 +130,8 @@ def cuts(data: bytes) -> Iterator[bytes]:
 
 def flips(data: bytes) -> Iterator[bytes]:
     """Changes each byte of the header: lengths, counts, types, offsets and names."""
-    for place in range(4, 2500, 3):
-        yield data[:place] + bytes([data[place] ^ (0x80 if place % 2 else 0xFF)]) + data[place + 1 :]
+    for position in range(4, 2500, 3):
+        yield data[:position] + bytes([data[position] ^ (0x80 if position % 2 else 0xFF)]) + data[position + 1 :]
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def test_valid_pickles_load_like_safetensors(zipped: bool, family: str, folder: 
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(saved(state, _use_new_zipfile_serialization=zipped))
     assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
-    # Parameters are tensors, and one of several names for the same memory is not several tensors.
+    # Parameters are tensors, and several names of the same memory are one tensor.
     state = {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}
     (folder / "pytorch_model.bin").write_bytes(saved(state, _use_new_zipfile_serialization=zipped))
     assert torch.equal(minhub_py.from_pretrained(str(folder))(IDS), expected)
@@ -153,7 +153,7 @@ def zipped(**parts: bytes) -> bytes:
 
 
 def compressed(data: bytes) -> bytes:
-    """The archive `data` again, its parts compressed."""
+    """The archive `data` with compressed parts."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(data)) as source,
@@ -165,7 +165,7 @@ def compressed(data: bytes) -> bytes:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Small files that want much memory: PyTorch's unpickler fills it without running any code of theirs."""
+    """Small files that require much memory: PyTorch's unpickler allocates it without running their code."""
     gigabyte = 10**9
     yield "compressed tensor", compressed(saved({"x": torch.zeros(gigabyte // 40)}))
     yield (
@@ -194,7 +194,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
 def test_pickles_that_allocate_memory_are_rejected(name: str, tmp_path: Path) -> None:
-    """`bounded_memory` looks on."""
+    """The fixture `bounded_memory` limits the memory."""
     folder = save("lstm", tmp_path / "lstm")
     (folder / WEIGHTS).unlink()
     bomb_files = list(bombs())
@@ -238,7 +238,7 @@ def raise_first(problems: list[str]) -> None:
 
 
 def test_pickles_of_an_expanded_view_are_rejected(tmp_path: Path) -> None:
-    """One value that says it is a terabyte: `verify` reads values."""
+    """A value with a declared size of a terabyte: `verify` reads values."""
     folder = save("lstm", tmp_path / "lstm")
     state = state_dict(folder)
     (folder / WEIGHTS).unlink()

@@ -38,7 +38,7 @@ from minhub_py.checkpoints.writing import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 # Mutants of each family's weights, and of its config beyond every setting with every value of JUNK. An LSTM's file is
-# read by the same code as the others' and loads in a third of their time. `make test` tries a quarter of them.
+# read by the same code as other files and loads in a third of their time. `make test` tries a quarter of them.
 WEIGHTS_ROUNDS = {"gpt2": 1000, "gptneo": 500, "lstm": 3500, "llama": 300}
 
 
@@ -62,7 +62,7 @@ def test_corrupt_weights_are_rejected_or_fit_the_model(family: str, folder: Path
 
 
 def test_truncated_weights_are_rejected_at_every_length(tmp_path: Path) -> None:
-    """No cut file loads: every length of an LSTM's file, from none at all."""
+    """No truncated file loads: every length of an LSTM's file, from 0."""
     folder = save("lstm", tmp_path / "lstm")
     trials = Trials(folder, load_rightly)
     file = (folder / WEIGHTS).read_bytes()
@@ -111,35 +111,35 @@ def sharded(family: str, folder: Path) -> Path:
 
 
 def mutate_index(rng: random.Random, index: dict[str, Any]) -> tuple[str, bytes]:
-    places, junk = index["weight_map"], rng.choice(JUNK)
-    name, other = rng.sample(list(places), 2)
+    weight_map, junk = index["weight_map"], rng.choice(JUNK)
+    name, other = rng.sample(list(weight_map), 2)
     kind = rng.randrange(9)
     if kind == 0:
         index["weight_map"] = "<junk>"
         return f"weight_map = {brief(junk)}", to_json(index, junk).encode()
     if kind == 1:
-        places[name] = "<junk>"
+        weight_map[name] = "<junk>"
         return f"{name} in {brief(junk)}", to_json(index, junk).encode()
     if kind == 2:
-        places[name] = rng.choice(
+        weight_map[name] = rng.choice(
             ("../x.safetensors", "/etc/passwd", "..", ".", "", "/", "a/b.safetensors", "config.json", "x.safetensors",
              "C:\\x.safetensors", ".safetensors", "\0.safetensors", "a" * 5000 + ".safetensors", "\ud800.safetensors",
-             "\x1b[2J\n.safetensors", "directory.safetensors", "loop.safetensors", INDEX, places[name].upper())
+             "\x1b[2J\n.safetensors", "directory.safetensors", "loop.safetensors", INDEX, weight_map[name].upper())
         )  # fmt: skip
-        return f"{name} in {brief(places[name])!r}", json.dumps(index).encode()
+        return f"{name} in {brief(weight_map[name])!r}", json.dumps(index).encode()
     if kind == 3:
-        places[name] = places[other]
+        weight_map[name] = weight_map[other]
         return f"{name} said to be where {other} is", json.dumps(index).encode()
     if kind == 4:
-        del places[name]
+        del weight_map[name]
         return f"{name} not listed", json.dumps(index).encode()
     if kind == 5:
-        shard = places[name]
-        index["weight_map"] = {key: place for key, place in places.items() if place != shard}
+        shard = weight_map[name]
+        index["weight_map"] = {key: file for key, file in weight_map.items() if file != shard}
         return f"{shard} not listed", json.dumps(index).encode()
     if kind == 6:
         new = rng.choice(NAMES)
-        places[new] = places[name]
+        weight_map[new] = weight_map[name]
         return f"{brief(new)!r} listed", json.dumps(index).encode()
     if kind == 7:
         return f"all of it {brief(junk)}", junk.encode("utf-8", "surrogatepass")
@@ -177,14 +177,14 @@ def test_too_many_tensors_or_shards_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["../x.safetensors", "{}/x.safetensors", "./x.safetensors", "../gpt2/x.safetensors"])
 def test_paths_in_an_index_are_rejected(place: str, tmp_path: Path) -> None:
-    """A path in an index is refused even where it leads to the very file."""
+    """A path in an index is rejected even if it leads to the correct file."""
     folder = sharded("gpt2", tmp_path / "gpt2")
     index = json.loads((folder / INDEX).read_text())
     shard = next(iter(index["weight_map"].values()))
     for home in (tmp_path, folder):
         (home / "x.safetensors").write_bytes((folder / shard).read_bytes())
-    places = {key: place.format(folder) if value == shard else value for key, value in index["weight_map"].items()}
-    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    weight_map = {key: place.format(folder) if value == shard else value for key, value in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match="x.safetensors', which is not a weight file in its folder"):
         minhub_py.from_pretrained(str(folder))
 

@@ -28,7 +28,7 @@ def use_tokenizer(folder: Path) -> None:
 
 @pytest.fixture
 def bpe(tmp_path: Path) -> Path:
-    """GPT-2's kind of tokenizer, with two merges."""
+    """A tokenizer like GPT-2's, with two merges."""
     folder = tmp_path / "bpe"
     folder.mkdir()
     symbols = ["a", "b", "\u0120", "\u010a", "\u00c3", "\u00a9", "ab", "\u0120a", "<|endoftext|>"]
@@ -40,21 +40,22 @@ def bpe(tmp_path: Path) -> Path:
 
 def test_corrupt_tokenizer_json_is_rejected_or_works(bpe: Path) -> None:
     minhub_py.tokenizer_from_pretrained(str(bpe)).save(str(bpe / "tokenizer.json"))
-    whole = (bpe / "tokenizer.json").read_bytes()
+    complete = (bpe / "tokenizer.json").read_bytes()
     rng = random.Random("tokenizer.json")
     trials = Trials(bpe, use_tokenizer)
     for _ in range(500):
-        content, junk = json.loads(whole), rng.choice(JUNK)
-        place = content
+        content, junk = json.loads(complete), rng.choice(JUNK)
+        container = content
         path = []
-        while isinstance(place, dict | list) and place and (not path or rng.random() < 0.7):
-            parent, key = place, rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
-            place = parent[key]
+        while isinstance(container, dict | list) and container and (not path or rng.random() < 0.7):
+            keys = list(container) if isinstance(container, dict) else range(len(container))
+            parent, key = container, rng.choice(keys)
+            container = parent[key]
             path.append(key)
         parent[key] = "<junk>"
         label, data = f"{path} = {brief(junk)}", to_json(content, junk).encode()
         if rng.random() < 0.3:
-            label, data = damage(rng, whole, len(whole))
+            label, data = damage(rng, complete, len(complete))
         trials.run("tokenizer.json", data, label)
     trials.end(500, 10)
 
@@ -99,7 +100,7 @@ def test_merges_inside_a_character_are_rejected(
 
 
 def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) -> None:
-    """The library may use either value of a key that occurs twice."""
+    """The library can use either value of a duplicate key."""
     text = json.dumps(prefixed_bpe("ab", ["x", "\u65e5", "x\u65e5"], ["x", "\u65e5"]))
     for duplicate in ('"merges": [],', '"continuing_subword_prefix": null,'):
         for changed in (text.replace('"type"', duplicate + '"type"'), text.replace('"vocab"', duplicate + '"vocab"')):
@@ -109,7 +110,7 @@ def test_duplicate_keys_do_not_hide_a_prefix_of_continued_words(tmp_path: Path) 
 
 
 def test_a_character_map_with_a_large_table_is_rejected(tmp_path: Path) -> None:
-    """The library would reserve 2 GB, and abort where it cannot."""
+    """The library would allocate 2 GB, and abort if this fails."""
     charsmap = base64.b64encode(b"\xff\xff\xff\x7f" + bytes(40)).decode()
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]]}
     content = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}, "model": unigram}
@@ -138,11 +139,11 @@ def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None
     rng = random.Random("vocab.json")
     trials = Trials(bpe, use_tokenizer)
     for name in ("vocab.json", "merges.txt"):
-        whole = (bpe / name).read_bytes()
+        complete = (bpe / name).read_bytes()
         for _ in range(200):
-            label, data = damage(rng, whole, len(whole))
+            label, data = damage(rng, complete, len(complete))
             trials.run(name, data, f"{name}: {label}")
-        (bpe / name).write_bytes(whole)
+        (bpe / name).write_bytes(complete)
     for lines in ("a", "a b c", " ", "a  b", "a b\r\n", "a q", "q a", "b b", "#", "\0 \0", "\x1b[2J\n\n a"):
         trials.run("merges.txt", lines.encode(), f"merges {lines!r}")
     trials.end(400, 50)
@@ -150,7 +151,7 @@ def test_corrupt_vocabularies_and_merges_are_rejected_or_work(bpe: Path) -> None
 
 @pytest.fixture(scope="module")
 def model_files() -> dict[str, bytes]:
-    """Small tokenizers of the other forms: sentencepiece's two kinds, lines of ranks, and tekken.json."""
+    """Small tokenizers in other formats: sentencepiece's two types, lines of ranks, and tekken.json."""
     files = {}
     for name, kind in (("tokenizer.model", "bpe"), ("spiece.model", "unigram")):
         written = io.BytesIO()
@@ -171,22 +172,22 @@ def model_files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken", "tekken.json"])
 def test_corrupt_model_files_are_rejected_or_work(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
-    whole = model_files[name]
+    complete = model_files[name]
     rng = random.Random(name)
     trials = Trials(tmp_path, use_tokenizer)
-    trials.run(name, whole, "whole")
+    trials.run(name, complete, "whole")
     assert trials.loaded == 1
     for _ in range(300):
-        label, data = damage(rng, whole, len(whole))
+        label, data = damage(rng, complete, len(complete))
         trials.run(name, data, label)
-    endless = b"\n" + b"\xff" * 20  # a number without an end
+    endless = b"\n" + b"\xff" * 20  # an endless number
     for junk in (b"", b"\n", b"\n\n", endless, endless[1:], b"\n\x03abc", b"IQ== 0"):
         trials.run(name, junk, repr(junk))
     trials.end(300)
 
 
 def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Each cut of a token is a merge to try, and the library frees a unigram's trie recursively."""
+    """Each split of a token is a possible merge, and the library frees a unigram's trie recursively."""
     size = 200_000
     encoded = base64.b64encode(b"a" * size)
     piece = b"\x0a\xc0\x9a\x0c" + b"a" * size  # field 1, 200,000 bytes
@@ -209,16 +210,16 @@ def test_long_tokens_are_rejected(model_files: dict[str, bytes], tmp_path: Path)
 
 def test_wrong_types_in_tekken_files_are_rejected_or_harmless(model_files: dict[str, bytes], tmp_path: Path) -> None:
     trials = Trials(tmp_path, use_tokenizer)
-    places: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
-    places += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
-    places += [["vocab", 7, name] for name in ("rank", "token_bytes")]
-    places += [["special_tokens", 1, name] for name in ("rank", "token_str")]
-    for place in places:
+    paths: list[list[Any]] = [["config"], ["vocab"], ["special_tokens"], ["vocab", 5], ["special_tokens", 1]]
+    paths += [["config", name] for name in ("pattern", "default_vocab_size", "default_num_special_tokens")]
+    paths += [["vocab", 7, name] for name in ("rank", "token_bytes")]
+    paths += [["special_tokens", 1, name] for name in ("rank", "token_str")]
+    for path in paths:
         for junk in JUNK:
             content = json.loads(model_files["tekken.json"])
-            parent = reduce(lambda value, key: value[key], place[:-1], content)
-            parent[place[-1]] = "<junk>"
-            trials.run("tekken.json", to_json(content, junk).encode(), f"{place} = {brief(junk)}")
+            parent = reduce(lambda value, key: value[key], path[:-1], content)
+            parent[path[-1]] = "<junk>"
+            trials.run("tekken.json", to_json(content, junk).encode(), f"{path} = {brief(junk)}")
     trials.end(200, 5)
 
 
@@ -227,13 +228,13 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
     if not merges:
         (bpe / "merges.txt").unlink()
     trials = Trials(bpe, use_tokenizer)
-    whole = (bpe / "vocab.json").read_bytes()
-    base = json.loads(whole)
+    complete = (bpe / "vocab.json").read_bytes()
+    base = json.loads(complete)
     for junk in JUNK:
         trials.run("vocab.json", to_json({**base, "a": "<junk>"}, junk).encode(), f"a = {brief(junk)}")
         trials.run("vocab.json", to_json(["a", "b", "<junk>"], junk).encode(), f"list with {brief(junk)}", ["merges"])
         trials.run("vocab.json", junk.encode(), f"all of it {brief(junk)}")
-    (bpe / "vocab.json").write_bytes(whole)
+    (bpe / "vocab.json").write_bytes(complete)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for junk in JUNK:
             trials.run(
@@ -246,7 +247,7 @@ def test_wrong_types_in_a_vocabulary_are_rejected(merges: bool, bpe: Path) -> No
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken"])
 def test_merges_that_need_much_memory_are_rejected(name: str, model_files: dict[str, bytes], tmp_path: Path) -> None:
-    """Each token of one repeated letter can be put together in as many ways as it is long."""
+    """A token of n equal letters can be merged in about n ways."""
     tokens = [b"~" * size for size in range(2, 1001)]
     if name == "tokenizer.model":
         pieces = [b"\x0a" + varint(len(token)) + token for token in (b"~", *tokens)]
@@ -263,7 +264,7 @@ def varint(number: int) -> bytes:
 
 
 def test_many_added_tokens_are_added_together(bpe: Path) -> None:
-    """Added together: the library prepares its search at each call, so one by one they take minutes."""
+    """Added in one call: the library prepares its search at each call, so that single calls take minutes."""
     (bpe / "added_tokens.json").write_text(json.dumps({f"<t{i}>": 9 + i for i in range(50_000)}))
     assert minhub_py.tokenizer_from_pretrained(str(bpe)).token_to_id("<t49999>") == 50_008
     (bpe / "added_tokens.json").write_text(json.dumps({"<a>": 9, "<b>": 11}))

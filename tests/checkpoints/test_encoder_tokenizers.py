@@ -26,17 +26,17 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def assert_equal_ids(ours: Tokenizer, theirs: Any) -> None:
+def assert_equal_ids(ours: Tokenizer, reference: Any) -> None:
     """Texts and pairs have the IDs and token types of transformers' tokenizer, also after saving."""
     again = Tokenizer.from_str(ours.to_str())
     previous = "and so on"
     for text in texts():
         for pair in ((text,), (text, previous)):
-            actual, expected = ours.encode(*pair), theirs(*pair, return_token_type_ids=True)
+            actual, expected = ours.encode(*pair), reference(*pair, return_token_type_ids=True)
             assert actual.ids == again.encode(*pair).ids == expected["input_ids"], pair
             assert actual.type_ids == expected["token_type_ids"], pair
         single = ours.encode(text)
-        assert ours.decode(single.ids) == theirs.backend_tokenizer.decode(single.ids)
+        assert ours.decode(single.ids) == reference.backend_tokenizer.decode(single.ids)
         previous = text or previous  # transformers ignores an empty second text
 
 
@@ -82,11 +82,11 @@ def test_roberta_byte_level_bpe_matches_transformers(
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False,
             "__type": "AddedToken"}  # fmt: skip
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": mask}))
-    theirs = RobertaTokenizer.from_pretrained(tmp_path)
-    assert_equal_ids(tokenizer_from_pretrained(str(tmp_path)), theirs)
+    reference = RobertaTokenizer.from_pretrained(tmp_path)
+    assert_equal_ids(tokenizer_from_pretrained(str(tmp_path)), reference)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))  # the mask's setting is the default
     ours = tokenizer_from_pretrained(str(tmp_path))
-    assert_equal_ids(ours, theirs)
+    assert_equal_ids(ours, reference)
     the = ours.encode("the", add_special_tokens=False).ids
     assert ours.encode("the <mask>").ids == [0, *the, len(tokens) - 1, 2]
 
@@ -107,16 +107,19 @@ def test_sentencepiece_encoders_match_transformers(tmp_path: Path, unigram: byte
     (tmp_path / "sentencepiece.bpe.model").write_bytes(unigram)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     ours = tokenizer_from_pretrained(str(tmp_path))
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=unigram)
+    reference_tokenizer = sentencepiece.SentencePieceProcessor(model_proto=unigram)
     # As transformers' from_pretrained(), which needs the package protobuf for it.
-    pieces = [(theirs.id_to_piece(id), theirs.get_score(id)) for id in range(theirs.get_piece_size())]
+    pieces = [
+        (reference_tokenizer.id_to_piece(id), reference_tokenizer.get_score(id))
+        for id in range(reference_tokenizer.get_piece_size())
+    ]
     charsmap = read_sentencepiece(tmp_path / "sentencepiece.bpe.model").charsmap
     tokenizer_class, converter = FAMILIES[family]
     assert_equal_ids(ours, tokenizer_class(**converter.convert_from_spm(pieces), _spm_precompiled_charsmap=charsmap))
     shift = {"xlm-roberta": 1, "camembert": 4}[family]
     start, end = {"xlm-roberta": (0, 2), "camembert": (5, 6)}[family]
-    assert ours.encode("The house").ids == [start, *(id + shift for id in theirs.encode("The house")), end]
-    assert ours.token_to_id("<mask>") == theirs.get_piece_size() + shift == ours.get_vocab_size() - 1
+    assert ours.encode("The house").ids == [start, *(id + shift for id in reference_tokenizer.encode("The house")), end]
+    assert ours.token_to_id("<mask>") == reference_tokenizer.get_piece_size() + shift == ours.get_vocab_size() - 1
     assert ours.encode("\U00100000").ids[-2] == 3  # unknown
 
 

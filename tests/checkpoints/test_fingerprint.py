@@ -41,17 +41,17 @@ def test_each_value_of_each_layer_counts(model: Path) -> None:
         assert len(prints) == count, name
 
 
-@pytest.mark.parametrize("place", [100_000, 2_600_001, -1])
-def test_one_byte_in_place_counts(model: Path, place: int) -> None:
-    """Also where the size and the modification time are restored, as by rsync --times --inplace."""
+@pytest.mark.parametrize("offset", [100_000, 2_600_001, -1])
+def test_one_byte_in_place_counts(model: Path, offset: int) -> None:
+    """Also if the size and the modification time are restored, as by rsync --times --inplace."""
     file, before = model / "model.safetensors", fingerprint(model)
     while not cached(file):  # a file that was just written is hashed each time
         fingerprint(model)
     times = file.stat()
     with file.open("r+b") as opened:
-        opened.seek(place, os.SEEK_END if place < 0 else os.SEEK_SET)
+        opened.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         byte = opened.read(1)[0]
-        opened.seek(place, os.SEEK_END if place < 0 else os.SEEK_SET)
+        opened.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         opened.write(bytes([byte ^ 1]))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert file.stat().st_mtime_ns == times.st_mtime_ns

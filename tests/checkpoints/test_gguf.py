@@ -54,20 +54,20 @@ def test_float32_file_is_bitwise_identical_to_the_checkpoint(name: str, tmp_path
     model = reference(name)
     model.save_pretrained(tmp_path / "hub")
     file = write(tmp_path / "model.gguf", model, extra=rope_factors(model))
-    ours, theirs = from_pretrained(file, device="cpu"), from_pretrained(tmp_path / "hub", device="cpu")
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    for key, tensor in theirs.state_dict().items():
+    ours, reference_model = from_pretrained(file, device="cpu"), from_pretrained(tmp_path / "hub", device="cpu")
+    assert ours.state_dict().keys() == reference_model.state_dict().keys()
+    for key, tensor in reference_model.state_dict().items():
         if not name.startswith("gemma"):
             assert torch.equal(ours.state_dict()[key], tensor), key
         assert torch.allclose(ours.state_dict()[key], tensor, rtol=0, atol=2e-7), key  # 1 + w - 1
-    assert name.startswith("gemma") or torch.equal(ours(IDS), theirs(IDS))
+    assert name.startswith("gemma") or torch.equal(ours(IDS), reference_model(IDS))
     expected = model(IDS).logits
     assert (ours(IDS) - expected).abs().max() <= 5e-5 * expected.abs().max()
     # Configs are equal except for token IDs and Qwen's unused windows.
     if name.startswith("gemma"):
         return
     apart = {"bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "layer_types"}
-    actual, saved = ours.config.to_hub(), theirs.config.to_hub()
+    actual, saved = ours.config.to_hub(), reference_model.config.to_hub()
     actual, saved = ({key: value for key, value in config.items() if key not in apart} for config in (actual, saved))
     for config in (actual, saved):
         config["n_inner"] = config.get("n_inner") or 4 * config.get("n_embd", 0)
@@ -88,9 +88,9 @@ def test_quantized_file_matches_the_gguf_package(name: str, kind: str, tmp_path:
             parameter.copy_(result.t() if name == "gpt2" and ".h." in key else result)
     model.save_pretrained(tmp_path / "hub")
     ours = from_pretrained(file, device="cpu", quantize="none")
-    theirs = from_pretrained(tmp_path / "hub", device="cpu")
+    reference_model = from_pretrained(tmp_path / "hub", device="cpu")
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
-    for key, tensor in theirs.state_dict().items():
+    for key, tensor in reference_model.state_dict().items():
         assert torch.equal(ours.state_dict()[key], tensor), key
     half = from_pretrained(file, device="cpu", dtype="bfloat16")
     assert torch.equal(half.state_dict()[key], tensor.bfloat16())
@@ -106,11 +106,11 @@ def test_dequantization_matches_the_gguf_package_across_chunks(kind: str, tmp_pa
     writer.add_tensor("pad", torch.zeros(3).numpy())
     writer.add_tensor("it", data.reshape(1, -1), raw_dtype=Type[kind])
     finish(writer)
-    [_, theirs] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
+    [_, reference_tensor] = gguf.GGUFReader(tmp_path / "one.gguf").tensors
     actual = reading.Tensors(tmp_path / "one.gguf", read_header(tmp_path / "one.gguf").tensors)["it"]
     expected = torch.from_numpy(data).view(FLOAT_TYPES[kind]) if kind in FLOAT_TYPES else None
     if expected is None:
-        expected = torch.from_numpy(gguf.quants.dequantize(theirs.data, Type[kind]))
+        expected = torch.from_numpy(gguf.quants.dequantize(reference_tensor.data, Type[kind]))
     assert actual.shape == (1, count * block)
     assert torch.equal(actual.flatten(), expected.flatten())
     assert actual.isfinite().all()
@@ -125,14 +125,14 @@ def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_pat
     """Weights are not quantized again, also if their rows are permuted; the C decoder matches `forward`."""
     file = write(tmp_path / "model.gguf", reference(name), kind)
     ours, floats = (from_pretrained(file, device="cpu", quantize=how) for how in ("auto", "none"))
-    kept = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
-    assert {module.kind for module in kept.values()} == {kind_of(ours)} == {kind}
+    cached = {path: module for path, module in ours.named_modules() if isinstance(module, Quantized)}
+    assert {module.kind for module in cached.values()} == {kind_of(ours)} == {kind}
     matrices = nn.Linear | nn.Embedding | ExpertMatrices
     routers = sum(isinstance(module, Mixture) for module in floats.modules())
-    assert len(kept) == sum(isinstance(module, matrices) for module in floats.modules()) - routers - (
+    assert len(cached) == sum(isinstance(module, matrices) for module in floats.modules()) - routers - (
         name == "gpt2"  # positions are no layer of the steps that is quantized
     )
-    for path, module in kept.items():
+    for path, module in cached.items():
         other = floats.get_submodule(path)
         if isinstance(module, QuantizedExperts):
             for number in range(module.shape[0]):
@@ -147,7 +147,7 @@ def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_pat
     assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
     half = from_pretrained(file, device="cpu", quantize="auto", dtype="bfloat16")
     assert half(IDS).dtype == torch.bfloat16
-    assert all(torch.equal(module.codes, kept[path].codes) for path, module in half.named_modules() if path in kept)
+    assert all(torch.equal(module.codes, cached[path].codes) for path, module in half.named_modules() if path in cached)
 
 
 def test_gguf_files_use_their_blocks_by_default(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -211,7 +211,7 @@ READ = """
 from minhub_py import generate
 model = from_pretrained(sys.argv[1], device="cpu", quantize="auto")
 generate(model, [[1, 2, 3]], 4, temperature=0)
-tell()
+report()
 """
 
 
@@ -240,7 +240,7 @@ for tokens in ([1], list(range(2, 122))):
     loaded = mapped()
     runner.forward({0: tokens}, runner.new_cache(1, 128))
     print(json.dumps({"mapped": mapped() - loaded}))
-tell()
+report()
 """
 
 
@@ -264,9 +264,9 @@ def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> Non
     """Files of Phi 2 have q, k and v either in one tensor or in three."""
     model = reference("phi-all")
     parts = [getattr(model.model.layers[0].self_attn, f"{name}_proj") for name in "qkv"]
-    whole = {"blk.0.attn_qkv.weight": torch.cat([part.weight.detach() for part in parts]),
+    complete = {"blk.0.attn_qkv.weight": torch.cat([part.weight.detach() for part in parts]),
              "blk.0.attn_qkv.bias": torch.cat([part.bias.detach() for part in parts])}  # fmt: skip
-    file = write(tmp_path / "both.gguf", model, extra=whole)
+    file = write(tmp_path / "both.gguf", model, extra=complete)
     with pytest.raises(ValueError, match=r"duplicate: model.layers.0.self_attn.k_proj.bias from blk.0.attn_qkv.bias"):
         from_pretrained(file)
 
@@ -275,11 +275,11 @@ def test_tensors_stored_both_fused_and_split_are_rejected(tmp_path: Path) -> Non
             del writer.tensors[0][name]
 
     ours = from_pretrained(
-        write(tmp_path / "whole.gguf", model, "Q8_0", extra=whole, change=only_whole), quantize="auto"
+        write(tmp_path / "whole.gguf", model, "Q8_0", extra=complete, change=only_whole), quantize="auto"
     )
-    theirs = from_pretrained(write(tmp_path / "parts.gguf", model, "Q8_0"), quantize="auto")
+    reference_model = from_pretrained(write(tmp_path / "parts.gguf", model, "Q8_0"), quantize="auto")
     for name in ("q_proj", "k_proj", "v_proj"):
-        actual, expected = (getattr(model.layers[0].self_attn, name) for model in (ours, theirs))
+        actual, expected = (getattr(model.layers[0].self_attn, name) for model in (ours, reference_model))
         assert torch.equal(actual.codes, expected.codes)
         assert torch.equal(actual.bias, expected.bias)
 
@@ -339,10 +339,10 @@ def test_commands_accept_gguf_files(file: Path, tmp_path: Path) -> None:
     assert again["scores"] == scored["scores"]
     # transformers loads the result, with tokenizer, chat template and end tokens.
     with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
-        expected = theirs(IDS).logits
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
+        expected = reference_model(IDS).logits
         assert (from_pretrained(file, quantize="none")(IDS) - expected).abs().max() <= 5e-5 * expected.abs().max()
-    assert theirs.config.eos_token_id == [0, 5]
+    assert reference_model.config.eos_token_id == [0, 5]
     assert (tmp_path / "hub" / "chat_template.jinja").read_text() == TEMPLATE
     settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["add_bos_token"]) == ("<|im_start|>", False)

@@ -54,8 +54,8 @@ def write(
         if "pooler" in name:
             continue
         rows = tensor[offset:] if "position_embeddings" in name else tensor
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        add_tensor(writer, known, rows.detach(), "F32" if "position" in name or "token_type" in name else kind)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        add_tensor(writer, gguf_name, rows.detach(), "F32" if "position" in name or "token_type" in name else kind)
     change(writer)
     finish(writer)
     return path
@@ -78,11 +78,11 @@ def test_hidden_states_match_the_checkpoint(name: str, tmp_path: Path) -> None:
     model = reference(name)
     model.save_pretrained(tmp_path / "hub")
     ours = from_pretrained(write(tmp_path / "model.gguf", model), device="cpu")
-    theirs = from_pretrained(tmp_path / "hub", device="cpu")
-    assert ours.config.context_length == theirs.config.context_length == (50 if name == "bert" else 48)
+    reference_model = from_pretrained(tmp_path / "hub", device="cpu")
+    assert ours.config.context_length == reference_model.config.context_length == (50 if name == "bert" else 48)
     rows = ids_of(48, 7, 1)
     states = NativeEncoder(ours).hidden_states(rows)
-    assert torch.equal(states, NativeEncoder(theirs).hidden_states(rows))
+    assert torch.equal(states, NativeEncoder(reference_model).hidden_states(rows))
     with torch.no_grad():
         expected = torch.cat([model(torch.tensor([ids])).last_hidden_state[0] for ids in rows])
     assert (states - expected).abs().max() <= 5e-5 * expected.abs().max()
@@ -160,13 +160,13 @@ def test_rank_pooling_is_rejected(tmp_path: Path) -> None:
 # --- Tokenizers
 
 
-def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
+def assert_same_ids(ours: Tokenizer, reference: Tokenizer) -> None:
     previous = "and so on"
     for text in texts():
         for pair in ((text,), (text, previous)):
-            actual, expected = ours.encode(*pair), theirs.encode(*pair)
+            actual, expected = ours.encode(*pair), reference.encode(*pair)
             assert (actual.ids, actual.type_ids) == (expected.ids, expected.type_ids), pair
-            assert ours.decode(actual.ids) == theirs.decode(actual.ids)
+            assert ours.decode(actual.ids) == reference.decode(actual.ids)
         previous = text
 
 
@@ -174,11 +174,11 @@ def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
 def test_wordpiece_matches_the_repository(tmp_path: Path, lower_case: bool) -> None:
     write_vocabulary(tmp_path, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower_case}))
-    theirs = tokenizer_from_pretrained(str(tmp_path))
-    vocabulary = sorted(theirs.get_vocab(), key=theirs.token_to_id)
+    reference_model = tokenizer_from_pretrained(str(tmp_path))
+    vocabulary = sorted(reference_model.get_vocab(), key=reference_model.token_to_id)
 
     def stored(token: str) -> str:
-        if theirs.token_to_id(token) < 5:
+        if reference_model.token_to_id(token) < 5:
             return token
         return token[2:] if token.startswith("##") else f"\u2581{token}"
 
@@ -196,14 +196,14 @@ def test_wordpiece_matches_the_repository(tmp_path: Path, lower_case: bool) -> N
 
     file = write(tmp_path / "model.gguf", reference("bert"), tokenizer=add)
     ours = tokenizer_from_pretrained(str(file))
-    assert_same_ids(ours, theirs)
+    assert_same_ids(ours, reference_model)
     save_pretrained(from_pretrained(file, device="cpu", quantize="none"), tmp_path / "saved", ours)
-    assert_same_ids(tokenizer_from_pretrained(str(tmp_path / "saved")), theirs)
+    assert_same_ids(tokenizer_from_pretrained(str(tmp_path / "saved")), reference_model)
 
 
 def test_xlm_roberta_matches_the_repository(tmp_path: Path) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(train_unigram())
-    theirs = tokenizer_from_pretrained(str(tmp_path))
+    reference_model = tokenizer_from_pretrained(str(tmp_path))
     model = read_sentencepiece(tmp_path / "sentencepiece.bpe.model")
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in model.pieces[3:]), "<mask>"]
 
@@ -225,12 +225,12 @@ def test_xlm_roberta_matches_the_repository(tmp_path: Path) -> None:
         writer.add_mask_token_id(len(tokens) - 1)
 
     file = write(tmp_path / "model.gguf", reference("xlm-roberta"), tokenizer=add)
-    assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
+    assert_same_ids(tokenizer_from_pretrained(str(file)), reference_model)
 
 
 def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> None:
     tokens = write_roberta(tmp_path, bpe_folder)
-    theirs = tokenizer_from_pretrained(str(tmp_path))
+    reference_model = tokenizer_from_pretrained(str(tmp_path))
 
     def add(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
@@ -244,7 +244,7 @@ def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> Non
         writer.add_mask_token_id(len(tokens) - 1)
 
     file = write(tmp_path / "model.gguf", reference("roberta"), tokenizer=add)
-    assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
+    assert_same_ids(tokenizer_from_pretrained(str(file)), reference_model)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_waits_are_reported(hub: HubServer, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_bytes_beyond_the_declared_size_are_not_read(hub: HubServer, name: str) -> None:
-    """The declared bytes are the file; the following bytes are neither written nor awaited."""
+    """The file has the declared size; further bytes are neither written nor awaited."""
     hub.add(REPO, SINGLE)
     hub.flood(name)
     assert_files(minhub.fetch(REPO), SINGLE)

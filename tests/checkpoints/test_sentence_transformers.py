@@ -1,4 +1,4 @@
-"""Repositories of sentence-transformers: what save_pretrained() writes, and pooling without the prompt."""
+"""Repositories of sentence-transformers: the files of save_pretrained(), and pooling without the prompt."""
 
 import importlib.util
 import json

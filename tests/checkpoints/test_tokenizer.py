@@ -1,4 +1,4 @@
-"""Tokenizers: built from each form of file, and streams of text that never show half a character."""
+"""Tokenizers from each format, and streams of text that never contain an incomplete character."""
 
 import json
 import random
@@ -62,9 +62,9 @@ def test_special_tokens_are_not_decoded(bpe: Tokenizer) -> None:
 def test_byte_level_bpe_matches_transformers(bpe: Tokenizer, bpe_folder: Path) -> None:
     from transformers import GPT2TokenizerFast
 
-    theirs = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
+    reference_model = GPT2TokenizerFast(vocab=str(bpe_folder / "vocab.json"), merges=str(bpe_folder / "merges.txt"))
     text = (ROOT / "minhub_py" / "models" / "gpt2.py").read_text() + "naïve 漢字 🎉🎉 \u200d\n\n\t  x  "
-    assert bpe.encode(text).ids == theirs(text)["input_ids"]
+    assert bpe.encode(text).ids == reference_model(text)["input_ids"]
 
 
 def test_decode_stream_yields_complete_characters(bpe: Tokenizer) -> None:
@@ -121,7 +121,7 @@ def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert tokenizer.encode("ab<end>a").ids == [0, 1, 2, 0]
     assert tokenizer.decode([0, 2, 1]) == "ab"
-    assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, so it gets no id
+    assert tokenizer.get_vocab_size() == 3  # <no> has no embedding, and so no ID
 
 
 def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder: Path, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_added_tokens_and_settings_match_transformers(bpe: Tokenizer, bpe_folder
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|user|>": SIZE, "<|bot|>": SIZE + 1}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
     ours = tokenizer_from_pretrained(str(tmp_path))
-    theirs = GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True)
-    assert ours.encode("the house").ids == theirs("the house")["input_ids"] != bpe.encode("the house").ids
+    reference_model = GPT2Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=True)
+    assert ours.encode("the house").ids == reference_model("the house")["input_ids"] != bpe.encode("the house").ids
     assert ours.encode("<|user|>").ids == [SIZE]
     assert SIZE + 1 in ours.encode("Hello<|bot|> you").ids
     assert ours.decode([SIZE, SIZE + 1]) == "<|user|><|bot|>"  # added, but not special
@@ -208,7 +208,7 @@ def test_tokenizer_that_panics_is_rejected(tmp_path: Path, single) -> None:
         (["ab", "cd"], ["bc"], "a"),
         (["a", "b", "c"], ["abx", "c"], "ab"),
         (["aab", "aac"], ["aac"], "aab"),
-        (["x", "y"], ["yz"], "xy"),  # what only began like a stop string is text after all
+        (["x", "y"], ["yz"], "xy"),  # a text that only begins like a stop string is output
         (["one\n\ntwo"], ["\n\n", "e"], "on"),
     ],
 )
@@ -233,7 +233,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_split() -> None:
         assert "".join(until(pieces, stops)) == expected
         certain = StopStrings(stops)
         shown = "".join(certain.add(char) for char in text[: ends[0] - 1 if ends else 40])
-        assert expected.startswith(shown)  # no part of a stop string is shown
+        assert expected.startswith(shown)  # no part of a stop string is output
         assert len(certain.pending) < max(map(len, stops), default=1)
     assert 100 < ended < 450
 
@@ -266,9 +266,9 @@ def test_unknown_characters_are_listed() -> None:
     assert unknown_characters(letters, "a\u00e9b a\u00e9c\U0001f600") == ["\u00e9", "\U0001f600"]
     assert unknown_characters(letters, "a cab") == unknown_characters(letters, "") == []
     assert unknown_characters(letters, "ab", [0]) == []  # the IDs are the caller's; b has a token
-    told = describe_unknown(letters, [chr(number) for number in range(0x4E00, 0x4E0C)])
-    assert told.startswith("not in the tokenizer's vocabulary, and left out: '\u4e00' '\u4e01' ")
-    assert told.endswith("'\u4e09' \u2026")
+    message = describe_unknown(letters, [chr(number) for number in range(0x4E00, 0x4E0C)])
+    assert message.startswith("not in the tokenizer's vocabulary, and left out: '\u4e00' '\u4e01' ")
+    assert message.endswith("'\u4e09' \u2026")
     some = characters(["<unk>", "a", "n"])
     assert unknown_characters(some, "<unk>a\u00e9") == ["<", ">", "k", "u", "\u00e9"]
     assert describe_unknown(some, ["u"]) == "not in the tokenizer's vocabulary, and read as <unk>: 'u'"

@@ -1,4 +1,4 @@
-"""Tokenizers from sentencepiece's, tiktoken's and Mistral's files, against the libraries that these files are of."""
+"""Tokenizers from files of sentencepiece, tiktoken and Mistral, compared with these libraries."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from minhub_py.checkpoints.tokenizers import tiktoken as tiktoken_files
 from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
 
 T5 = {"model_type": "unigram", "bos_id": -1, "pad_id": 0, "eos_id": 1, "unk_id": 2}
-# Each with the name that its kind of repository gives the file.
+# Each with its usual file name.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("tokenizer.model", LLAMA),
     "Gemma": ("tokenizer.model", {**LLAMA, "add_dummy_prefix": False, "user_defined_symbols": OWN}),
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with a model file and nothing else, and sentencepiece's own reading of it."""
+    """A folder with only a model file, and sentencepiece's processor of it."""
     name, options = KINDS[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "-"))
     (folder / name).write_bytes(train(**options))
@@ -41,28 +41,28 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def test_sentencepiece_models_match_the_library(kind: tuple[Path, Any]) -> None:
-    folder, theirs = kind
+    folder, reference = kind
     ours = tokenizer_from_pretrained(str(folder))
     again = Tokenizer.from_str(ours.to_str())
     model = json.loads(ours.to_str())["model"]["type"]
     has_table = "Precompiled" in ours.to_str()
     ties = 0
     for text in texts(1500):
-        actual, expected = ids_of(ours, text), theirs.encode(text)
+        actual, expected = ids_of(ours, text), reference.encode(text)
         assert ids_of(again, text) == actual
-        if has_table and ours.normalizer.normalize_str(text) != theirs.normalize(text):
+        if has_table and ours.normalizer.normalize_str(text) != reference.normalize(text):
             # The only known difference: the library applies the character map to graphemes.
             assert any(part in text for part in JOINED) or not text.isascii()
             continue
         if actual != expected:
             # Ties between splits: SentencePiece adds scores in 32 bits, the library in 64.
             assert model == "Unigram", text
-            scores = (sum(map(theirs.get_score, ids)) for ids in (actual, expected))
+            scores = (sum(map(reference.get_score, ids)) for ids in (actual, expected))
             assert next(scores) == pytest.approx(next(scores), abs=1e-3), text
             ties += 1
         if "\u2581" not in text:
             decoded = ours.decode(expected, skip_special_tokens=False)
-            assert decoded.replace("<unk>", " \u2047 ") == theirs.decode(expected)
+            assert decoded.replace("<unk>", " \u2047 ") == reference.decode(expected)
     assert ties < 150
 
 
@@ -89,7 +89,7 @@ def test_bos_and_eos_follow_settings_and_conventions(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         llama = tokenizer_from_pretrained(str(tmp_path))
         assert llama.encode(" self").ids == [*before, *ids_of(llama, " self"), *after]
-        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token of the text is one
+        assert llama.encode("<s>").ids == [*before, 1, *after]  # a special token in the text is one token
         assert llama.decode(llama.encode(" self").ids) == " self"
     (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
     assert ids_of(tokenizer_from_pretrained(str(tmp_path)), " self") == ids_of(llama, "self")
@@ -113,7 +113,7 @@ def test_unsupported_sentencepiece_settings_are_rejected(tmp_path: Path, options
         tokenizer_from_pretrained(str(tmp_path))
 
 
-# Meta's and Qwen's, as they publish them.
+# Meta's and Qwen's, as published.
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,7 +128,7 @@ def ranks(bpe_folder: Path) -> list[bytes]:
     vocabulary = json.loads((bpe_folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in alphabet().items()}
     learnt = [bytes(byte_of[letter] for letter in token) for token in vocabulary if token != "<|endoftext|>"]
-    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # which no merges lead to, but it is a word
+    return [*learnt[:300], b" zqzqzq", *learnt[300:]]  # no merges produce it, but it is a complete word
 
 
 def write_ranks(path: Path, ranks: list[bytes]) -> None:
@@ -145,13 +145,13 @@ def write_tekken(path: Path, ranks: list[bytes], special: list[str] | None = Non
 
 
 def equals_tiktoken(ours: Tokenizer, ranks: list[bytes], pattern: str, shift: int = 0) -> None:
-    theirs = tiktoken.Encoding(
+    reference = tiktoken.Encoding(
         "test", pat_str=pattern, mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
     )
     again = Tokenizer.from_str(ours.to_str())
     for text in texts(1500):
         composed = ours.normalizer.normalize_str(text) if ours.normalizer else text
-        expected = [shift + id for id in theirs.encode(composed)]
+        expected = [shift + id for id in reference.encode(composed)]
         assert ids_of(ours, text) == ids_of(again, text) == expected, text
         assert ours.decode(expected) == composed
 
@@ -167,9 +167,9 @@ def test_llama3_tokenizer_model_matches_tiktoken(
     equals_tiktoken(tokenizer, ranks, LLAMA3_WORDS)
     n = len(ranks)
     assert tokenizer.get_vocab_size() == n + 256
-    places = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
+    special_tokens = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 2: "<|reserved_special_token_0|>", 9: "<|eot_id|>",
               6: "<|start_header_id|>", 7: "<|end_header_id|>", 255: "<|reserved_special_token_247|>"}  # fmt: skip
-    assert {place: tokenizer.id_to_token(n + place) for place in places} == places
+    assert {number: tokenizer.id_to_token(n + number) for number in special_tokens} == special_tokens
     assert tokenizer.encode("a<|eot_id|>").ids == [n, *ids_of(tokenizer, "a"), n + 9]
     assert tokenizer.decode(tokenizer.encode("a<|eot_id|>").ids) == "a"
 

@@ -38,7 +38,7 @@ def test_verify_reports_nan_and_infinite_values(value: float, folder: Path) -> N
 
 
 def test_verify_reports_a_head_that_differs_from_a_tied_embedding(family: str, tmp_path: Path) -> None:
-    """A head in a file whose config ties it: the embedding once more, or a problem."""
+    """A head in a file whose config ties it: equal to the embedding, or a problem."""
     folder = save(family, tmp_path / family, tie_word_embeddings=True)
     head, embedding = HEADS[family]
     rewrite(folder, lambda tensors: tensors.update({head: tensors[embedding].clone()}))

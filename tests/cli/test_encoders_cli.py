@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
 from commands import done, failed
 from encoders import write_classifier, write_cross_encoder, write_encoder, write_entailment_model, write_masked_lm
@@ -169,6 +170,25 @@ def test_classify_equals_the_function(classifier: str, tmp_path: Path) -> None:
     assert [row["label"] for row in written] == [*columns["label"], ""]
     assert [np.float32(row["prob_fair"]) for row in written[:3]] == list(columns["prob_fair"])
     assert pq.read_table(tmp_path / "out.parquet").column("label").to_pylist() == [*columns["label"], None]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_regression_has_values_and_no_probability(tmp_path: Path, outputs: int) -> None:
+    labels = {str(number): f"LABEL_{number}" for number in range(outputs)}
+    folder = str(write_encoder(tmp_path, "BertForSequenceClassification", id2label=labels, problem_type="regression"))
+    names = ["value"] if outputs == 1 else ["value_LABEL_0", "value_LABEL_1"]
+    model, tokenizer = load(folder)
+    scores = model(torch.tensor([tokenizer.encode(TEXTS[0]).ids]))[0].tolist()
+    [row] = json.loads(done("classify", folder, TEXTS[0], "--json"))
+    assert list(row) == ["text", *names]
+    assert [row[name] for name in names] == pytest.approx(scores, abs=1e-5)
+    assert done("classify", folder, *TEXTS).splitlines()[0].split() == ["TEXT", *map(str.upper, names)]
+    file = write_csv(tmp_path / "in.csv", text=[*TEXTS, "NA"])
+    done("classify", folder, file, "--out", str(tmp_path / "out.csv"))
+    rows = read_csv(tmp_path / "out.csv")
+    assert list(rows[0]) == ["text", *names]
+    assert [float(rows[0][name]) for name in names] == pytest.approx(scores, abs=1e-5)
+    assert [rows[3][name] for name in names] == [""] * outputs
 
 
 def test_zero_shot_labels_equal_the_function(entailment: str, tmp_path: Path) -> None:

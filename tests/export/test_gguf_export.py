@@ -5,13 +5,14 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from cases.gemma4 import SMALL as GEMMA4
 from commands import done, failed
-from gguf_cases import WORDS, trained
+from gguf_cases import WORDS, character_bpe, trained
 from random_weights import draw
 from references import ids_of, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from minhub_py import from_pretrained, gemma3, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_pretrained, gemma3, gemma4, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
@@ -26,7 +27,9 @@ WRITTEN = (
     "olmo3-scaled", "exaone4-everywhere", "ernie4_5", "seed_oss", "internlm3",
     "hunyuan_v1_dense", "starcoder2", "glm4", "cohere", "cohere2", "stablelm-norms", "stablelm-parallel",
     "qwen3_moe", "mixtral", "granitemoe", "bloom", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_text-experts",
-    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts",
+    "qwen3_5_text-long-convolution", "qwen3_5_moe_text-layers", "qwen3_next-all-experts", "gpt_oss",
+    "gpt_oss-layer-types", "gpt_oss-rope", "gpt_oss-yarn-old", "gpt_bigcode",
+    "gpt_bigcode-untied-many-queries", "gpt_bigcode-inner",
 )  # fmt: skip
 
 
@@ -66,6 +69,15 @@ def test_bloom_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     assert torch.equal(tensors["blk.1.attn_qkv.weight"], rows)
 
 
+def test_gpt_bigcode_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
+    """All q, all k, all v, as in the native model; the Hub has q, k and v of each head."""
+    model = random_model("gpt_bigcode-many-queries")
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert torch.equal(tensors["blk.1.attn_qkv.bias"], model.h[1].attn.c_attn.bias)
+
+
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
     save_pretrained(random_model("lfm2_moe"), tmp_path / "hub")
     write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
@@ -89,6 +101,11 @@ REFUSED = {
     "gemma4_text-long-sharing": "shares the keys of a layer of sliding and the next",
     "gemma4_text-ropes": "proportional rotary embeddings in layers of full attention",
     "qwen3_5_text": "keys and values of the same size only",
+    "gpt_oss-no-bias": "has biases of attention, a separate head, and windows",
+    "gpt_oss-tied": "a separate head",
+    "gpt_oss-gate": "swiglu_alpha 1.702 and",
+    "gpt_bigcode-relu": "has no setting for activation_function",
+    "gpt_bigcode-unscaled": "has no setting for scale_attn_weights",
     "opt": "a model of the type opt cannot be written as GGUF; possible are",
 }
 
@@ -114,6 +131,23 @@ def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) ->
     assert (header["tokenizer.ggml.eos_token_id"], header["tokenizer.ggml.eot_token_id"]) == (0, 5)
     again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in ("It's 1234 roses!\n\n  <x>  and <|im_start|>more", "\u00e9te\u0301 HelloWorld"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert again.encode(text, add_special_tokens=False).ids == ids
+        assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
+    """With the types of llama.cpp: bytes, and tokens of tool calls that it shows."""
+    tokenizer = character_bpe()
+    count = tokenizer.get_vocab_size()
+    model = gemma4(**{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
+    save_pretrained(model, tmp_path / "hub", tokenizer)
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf").metadata
+    tokens, kinds = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.token_type"].tolist()
+    assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [3, 6, 4, 1]
+    again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
+    for text in ("It's  1234 roses!\n\n\n<|tool_call>\t", "\u6f22 \U0001f999"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert again.encode(text, add_special_tokens=False).ids == ids
         assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)

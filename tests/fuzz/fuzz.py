@@ -60,8 +60,8 @@ def changed_value(rng: random.Random, data: bytes) -> bytes:
     if kind < 0.6:
         container[key] = "<junk>"
     elif kind < 0.8:
-        other, place = rng.choice([*places(content)])
-        container[key] = json.loads(json.dumps(other[place]))
+        other, path = rng.choice([*places(content)])
+        container[key] = json.loads(json.dumps(other[path]))
     elif isinstance(container, dict):
         container[rng.choice([*NAMES, *container])] = container.pop(key)
     else:
@@ -70,7 +70,7 @@ def changed_value(rng: random.Random, data: bytes) -> bytes:
 
 
 def places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """The container and the key or index of all values of JSON data; of long lists, the first ones."""
+    """The container and the key or index of all values of JSON data, for long lists of the first values."""
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in list(items)[:30]:
         yield content, key

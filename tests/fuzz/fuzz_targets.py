@@ -1,4 +1,4 @@
-"""What `make fuzz` feeds with random bytes, and the exceptions that are correct answers to them."""
+"""The targets of `make fuzz`, which receive corrupt bytes, and the exceptions that are correct for them."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ OPEN = ExitStack()  # the server and its client
 
 
 class Failure(AssertionError):
-    """An answer that is neither a result nor a correct error."""
+    """A response that is neither a result nor a correct error."""
 
 
 def allowed(function: Callable[[], object]) -> None:
@@ -63,7 +63,7 @@ def restored(name: str, folder: Path) -> None:
 
 
 def loads_a_file(name: str, use: Callable[[Path], object]) -> Target:
-    """The target that puts the bytes in the place of a file of a model."""
+    """The target that replaces a file of a model by the bytes."""
 
     def target(data: bytes, folder: Path) -> None:
         with_file(name, data, folder)
@@ -156,7 +156,7 @@ TARGETS: dict[str, Target] = {
 
 
 def seeds(name: str, folder: Path) -> list[bytes]:
-    """Correct inputs of a target, the start of the fuzzer."""
+    """Correct inputs of a target, which the fuzzer mutates."""
     if name == "body":
         return [bytes([number]) + json.dumps(item).encode() for number in range(len(PATHS)) for item in BODIES]
     if name == "frame":

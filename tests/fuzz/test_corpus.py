@@ -1,4 +1,4 @@
-"""Correct answers to the stored inputs of `make fuzz`."""
+"""Correct responses to the stored inputs of `make fuzz`."""
 
 from collections.abc import Iterator
 from pathlib import Path

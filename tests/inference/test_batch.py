@@ -1,7 +1,7 @@
-"""`Batch`: what becomes of a row does not depend on who shares the batch, when it joined, or who read its prefix.
+"""`Batch`: the output of a row does not depend on other rows, on its time of admission, or on the row of its prefix.
 
-One family for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral: with grouped
-heads), a state (LSTM). Weights are drawn large, so that another key or position changes ids.
+One architecture for each kind of cache: keys and values of all positions (GPT-2), rings (GPT-Neo, Mistral: with grouped
+heads), a state (LSTM). Weights are large, so that another key or position changes the tokens.
 """
 
 import random
@@ -33,7 +33,7 @@ NOTHING = StopCriteria(frozenset(), (), None)
 
 
 def new(name: str, dtype: str = "float32"):
-    """A model in eval mode; dtype: as `in_dtype` has it."""
+    """A model in eval mode. dtype: as in `in_dtype`."""
     torch.manual_seed(0)
     model = MAKE[name]().eval()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(V), k=length)
 
 
-# Prompts, and how each goes on: as different as rows of a server are.
+# Prompts with the arguments of `admit`: as different as the rows of a server.
 ROWS = [
     (text(1, 3), {"max_new_tokens": 60, "sampling": Sampling(temperature=0)}),
     (text(2, 40), {"max_new_tokens": 30, "sampling": Sampling(temperature=0.8, top_k=20)}),
@@ -65,7 +65,7 @@ def admit(batch: Batch, number: int, **changes) -> int:
 
 
 def run(batch: Batch) -> dict[int, list[Event]]:
-    """The events of each row, to the end."""
+    """All events of each row."""
     result: dict[int, list[Event]] = {}
     while len(batch):
         for event in batch.step():
@@ -73,14 +73,14 @@ def run(batch: Batch) -> dict[int, list[Event]]:
     return result
 
 
-def told(events: list[Event]) -> list[tuple]:
-    """What is the same for a row in any company."""
+def comparable(events: list[Event]) -> list[tuple]:
+    """The values of events that do not depend on other rows."""
     return [(event.id, event.logprob, event.end) for event in events]
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """alone(model name, dtype): the events of each row in a batch of its own."""
+    """alone(model name, dtype): the events of each row in a separate batch."""
     results = {}
 
     def alone(name: str, dtype: str):
@@ -90,7 +90,7 @@ def alone():
             for number in range(len(ROWS)):
                 batch = Batch(model, 1, 200)
                 admit(batch, number)
-                batches.append(told(run(batch)[1]))
+                batches.append(comparable(run(batch)[1]))
             results[name, dtype] = batches
         return results[name, dtype]
 
@@ -98,13 +98,13 @@ def alone():
 
 
 def test_the_number_of_cached_texts_is_bounded() -> None:
-    """A state of an LSTM is so small that bytes alone would allow a million."""
+    """An LSTM's state is so small that a limit of bytes alone would allow a million."""
     batch = Batch(new("lstm"), 1, CONTEXT, prefix_bytes=2**28)
     texts = [[first, second] for first in range(20) for second in range(15)]
     for ids in texts:
         batch.admit(ids, 1)
         run(batch)
-    assert [kept.ids for kept in batch.prefixes] == texts[-256:]
+    assert [entry.ids for entry in batch.prefixes.entries] == texts[-256:]
 
 
 @pytest.mark.parametrize("piece", [None, 8])
@@ -113,7 +113,7 @@ def test_the_number_of_cached_texts_is_bounded() -> None:
 def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
     name: str, dtype: str, piece: int | None
 ) -> None:
-    """Logits are NaN from position 30 on: for rows of prompts, of new text and of given text that reach it."""
+    """Logits are NaN from position 30 on: in prompts, in new text and in targets."""
     model = new(name, dtype)
     with torch.no_grad():
         model.get_parameter("wpe.weight")[30:] = torch.nan
@@ -133,15 +133,15 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
         assert isinstance(batch.runner, NativeRunner)
         keys = []
         for number in numbers:
-            ids, more = rows[number]
-            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **more))
+            ids, new_ids = rows[number]
+            keys.append(batch.admit(ids, generator=torch.Generator().manual_seed(number), **new_ids))
         result: dict[int, list[tuple]] = {}
         while len(batch):
             for event in batch.advance():
                 result.setdefault(event.row, []).append(
                     (event.id, event.logprob, event.end, event.top, str(event.error))
                 )
-        assert all(len(kept.ids) <= 30 for kept in batch.prefixes)  # no other row may continue from NaN
+        assert all(len(entry.ids) <= 30 for entry in batch.prefixes.entries)  # no other row may continue from NaN
         return [result[key] for key in keys]
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
@@ -156,7 +156,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4", "int8+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str) -> None:
-    """Rows come while others are under way, more than there are slots, and some are taken away."""
+    """Rows are admitted while others continue, more than there are slots, and some are retired."""
     expected = alone(name, dtype)
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
@@ -177,9 +177,9 @@ def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str
         assert rows.keys() == actual.keys()
         for row, number in rows.items():
             if row in retired:
-                assert told(actual[row]) == expected[number][: len(actual[row])]
+                assert comparable(actual[row]) == expected[number][: len(actual[row])]
             else:
-                assert told(actual[row]) == expected[number]
+                assert comparable(actual[row]) == expected[number]
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -215,8 +215,12 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
         tail = text(9, 5)
         first = Batch(model, 1, 200)
         first.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True)
-        expected = told(run(first)[1])
-        for steps in (1, 4, 30):  # after so many ids of the other row; a ring has then lost its beginning
+        expected = comparable(run(first)[1])
+        for steps in (
+            1,
+            4,
+            30,
+        ):  # tokens of the other row at the admission; a ring has then lost its beginning
             batch = Batch(model, 2, 200)
             other = batch.admit([*prefix, 7], 40, sampling=Sampling(temperature=0))
             for _ in range(steps):
@@ -227,9 +231,9 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
                 actual = [event for event in batch.step() if event.row == row]
             actual += run(batch)[row]
-            assert told(actual) == expected
+            assert comparable(actual) == expected
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
-            # A state is only that after the last id, and a full ring has lost the beginning.
+            # A state exists after the last token only, and a full ring has lost the beginning.
             assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
 
@@ -249,7 +253,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
     [event] = batch.step()
     longer = [*prefix, 5]
     row = batch.admit(longer, 5, sampling=Sampling(temperature=0), like=other)
-    # The other row has read its own next id in this step, so its state is no longer that of the prefix.
+    # The other row has computed its next token in this step, so that its state is not the state after the prefix.
     events = batch.step() + [event for _ in range(4) for event in batch.step()]
     assert [event.id for event in events if event.row == row] == generate(model, [longer], 5, temperature=0)[0]
     assert event.row == other
@@ -258,7 +262,7 @@ def test_a_state_is_shared_where_it_is_that_of_the_whole_prefix() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "nf4", "nf4+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
-    """Prompts come in pieces, begin like texts that have left, and like each other; some rows are taken away."""
+    """Prompts in chunks share beginnings with finished texts and with each other; some rows are retired."""
     model, chance = new(name, dtype), random.Random(5)
     system, turn = text(8, 21), text(9, 6)
     prompts = [[*system, *turn], [*system, *text(10, 3)], system, [*text(11, 30)], [*system, *turn, *text(12, 4)]]
@@ -267,7 +271,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
         batch = Batch(model, 1, 200, chunk=1000)
         batch.admit(ids, 12, sampling=Sampling(temperature=0.9), generator=torch.Generator().manual_seed(len(ids)),
                     logprobs=True)  # fmt: skip
-        return told(run(batch)[1])
+        return comparable(run(batch)[1])
 
     expected = [alone(ids) for ids in prompts]
     batch, read = Batch(model, 3, 200, prefix_bytes=10**6, chunk=5), []
@@ -286,10 +290,10 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             batch.retire(row)
             retired.add(row)
     for row, number in rows.items():
-        events = told(actual.get(row, []))
+        events = comparable(actual.get(row, []))
         assert events == (expected[number][: len(events)] if row in retired else expected[number])
     assert len(batch.cached_tokens) <= 3
-    if name == "gpt2":  # a state is that after the last id only, and a ring loses its beginning
+    if name == "gpt2":  # a state exists after the last token only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
         assert sum(length for length, last in read if not last) < prompt_ids / 2
         assert max(length for length, last in read if not last) <= 5
@@ -309,29 +313,29 @@ def test_kept_texts_stay_within_their_bytes() -> None:
     for seed in range(20):
         batch.admit(text(seed, 10), 5, sampling=Sampling(temperature=0))
         run(batch)
-        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes) <= 20_000
-    first = batch.prefixes[0].ids
+        assert 0 < sum(prefix.cache.size for prefix in batch.prefixes.entries) <= 20_000
+    first = batch.prefixes.entries[0].ids
     batch.admit([*first, 3], 2, sampling=Sampling(temperature=0))
-    run(batch)  # what is used becomes the newest, and the longer text takes its place
-    assert batch.prefixes[-1].ids[: len(first)] == first
-    assert first not in [prefix.ids for prefix in batch.prefixes]
+    run(batch)  # a used entry becomes the newest, and the longer text replaces it
+    assert batch.prefixes.entries[-1].ids[: len(first)] == first
+    assert first not in [prefix.ids for prefix in batch.prefixes.entries]
 
 
-@pytest.mark.parametrize("given", [[], text(3, 7)])
-def test_the_most_likely_ids_match_the_logits(given: list[int]) -> None:
+@pytest.mark.parametrize("targets", [[], text(3, 7)])
+def test_the_most_likely_ids_match_the_logits(targets: list[int]) -> None:
     batch = Batch(new("gpt2"), 1, 40)
-    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=given, logprobs=True, top=3)
+    batch.admit(text(1, 4), 7, sampling=Sampling(temperature=0), targets=targets, logprobs=True, top=3)
     for event in run(batch)[1]:
         values = [logprob for _, logprob in event.top]
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
-        assert given or event.top[0] == (event.id, event.logprob)
+        assert targets or event.top[0] == (event.id, event.logprob)
         assert dict(event.top).get(event.id, event.logprob) == event.logprob
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
-    """With an TorchRunner: log-probabilities are equal up to rounding."""
+    """With a TorchRunner, log-probabilities are equal up to rounding."""
     model = new(name)
     batch = plain(lambda: Batch(model, 4, 200))
     rows = {}
@@ -346,15 +350,15 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
         if not len(batch):
             break
     for row, number in rows.items():
-        ids, logprobs, ends = zip(*told(result[row]), strict=True)
+        ids, logprobs, ends = zip(*comparable(result[row]), strict=True)
         wanted_ids, wanted_logprobs, wanted_ends = zip(*alone(name, "float32")[number], strict=True)
         assert (ids, ends) == (wanted_ids, wanted_ends)
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)
 
 
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
-    """Which is the one exception of the rule in batch.py."""
-    has_tiles = library().has_bfloat16_tiles()  # PyTorch's products are slower than the compiled ones without
+    """This is the exception to the rule of determinism in batch.py."""
+    has_tiles = library().has_bfloat16_tiles()  # without tiles, PyTorch's products are slower than the C decoder's
     assert Batch(new("gpt2", "bfloat16"), 1, 40).runner.long_prompt == (LONG_PROMPT if has_tiles else None)
     assert Batch(new("lstm", "bfloat16"), 1, 40).runner.long_prompt is None
 
@@ -371,7 +375,7 @@ def test_a_row_ends_at_a_stop_string() -> None:
 
 
 class Digits:
-    """A matcher of four odd ids, from 1 to 19."""
+    """A matcher that allows four odd token IDs from 1 to 19."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -388,7 +392,7 @@ class Digits:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
-    """It makes what its matcher allows, guessed or not; rows beside it make what they do alone."""
+    """The output conforms to the matcher, with drafts and without; other rows are the same as alone."""
     model = new("gpt2")
     [alone] = generate(model, [[3, 4, 5]], 12, seed=1, eos_id=None)
     batch, matcher = Batch(model, 2, 40), Digits()
@@ -397,12 +401,12 @@ def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
                 generator=torch.Generator().manual_seed(2))  # fmt: skip
     result = run(batch)
     assert [event.id for event in result[other]] == alone
-    [bound] = [events for row, events in result.items() if row != other]
-    assert [event.id for event in bound] == matcher.taken
-    assert [event.end for event in bound] == [None, None, None, "stop"]
+    [constrained] = [events for row, events in result.items() if row != other]
+    assert [event.id for event in constrained] == matcher.taken
+    assert [event.end for event in constrained] == [None, None, None, "stop"]
     assert all(id % 2 and id < 20 for id in matcher.taken)
     ids = [1, 3, 1, 3, 1, *matcher.taken]
-    assert torch.equal(torch.tensor([event.logprob for event in bound]), score(model, [ids])[0][4:])
+    assert torch.equal(torch.tensor([event.logprob for event in constrained]), score(model, [ids])[0][4:])
 
 
 def test_rows_that_do_not_fit_are_rejected() -> None:
@@ -412,16 +416,16 @@ def test_rows_that_do_not_fit_are_rejected() -> None:
     for ids, budget in (([], 5), ([1], 0)):
         with pytest.raises(ValueError, match="needs a prompt of at least one token"):
             batch.admit(ids, budget)
-    for ids, given in (([V], ()), ([1, -1], ()), ([1], [2, V])):
+    for ids, targets in (([V], ()), ([1, -1], ()), ([1], [2, V])):
         with pytest.raises(ValueError, match=f"token IDs must be between 0 and {V - 1}"):
-            batch.admit(ids, 1, targets=given)
+            batch.admit(ids, 1, targets=targets)
     batch.admit([1], 29)
     batch.admit([1], 5)
     with pytest.raises(IndexError, match="all 2 rows of the batch are in use"):
         batch.admit([1], 1)
-    batch.retire(1)  # one that has not joined
-    batch.retire(77)  # and one that is none
+    batch.retire(1)  # a row that has not started
+    batch.retire(77)  # and a number without a row
     assert len(batch) == 1
-    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1  # longer than the context: the rule for long texts
+    assert Batch(new("gpt2"), 1, 10**9).admit([1], 10**6) == 1  # longer than the context: see `context_start`
     assert Batch(new("lstm"), 1, 1).admit([1], 10**6) == 1
     assert run(Batch(new("lstm"), 1, 1)) == {}

@@ -1,4 +1,4 @@
-"""Weights computed as they lie in a GGUF file: each type, each instruction set."""
+"""Products with the blocks of a GGUF file: each type, each instruction set."""
 
 import copy
 from typing import Any
@@ -45,7 +45,7 @@ def test_unpacked_weights_match_the_gguf_package(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", TYPES)
 def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
-    """By `forward`, and in C: of single ids, and of as many as are read at once."""
+    """By `forward`, and in C: for single tokens, and for as many as one product computes."""
     model = new_of_blocks(kind, tie_word_embeddings=kind == "Q6_K")
     ids = some_ids(model, 70)
     expected = in_floats(model)(torch.tensor([ids]))[0] if kind != "Q6_K" else model(torch.tensor([ids]))[0]
@@ -54,7 +54,7 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
     for sizes in ([1], [64], [3, 5, 2, 7]):
         actual = read(model, ids, sizes)
         assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
-    # Rows of the embedding are the weights to the last bit.
+    # Rows of the embedding are bitwise identical to the weights.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
     assert embed.weight.dtype == BLOCKS[kind]
 
@@ -65,13 +65,13 @@ def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, ki
     texts = some_ids(model, 40, rows=5)
     expected = [read(model, text, [1]) for text in texts]
     assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
-    cache, runner, place = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
-    while place < 40:
-        size = min(1 + place % 7, 40 - place)
-        rows = {row: text[place : place + size] for row, text in enumerate(texts)}
+    cache, runner, position = model.new_cache(5, 150, NativeRunner.lookahead), NativeRunner(model), 0
+    while position < 40:
+        size = min(1 + position % 7, 40 - position)
+        rows = {row: text[position : position + size] for row, text in enumerate(texts)}
         actual = runner.forward(rows, cache, every=True, exact=True)
-        assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
-        place += size
+        assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+        position += size
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def test_experts_in_blocks_match_the_unpacked_weights(kernel: str, kind: str) ->
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_nothing_is_read_beyond_the_end_of_a_block(kernel: str, kind: str) -> None:
-    """It may be the end of the mapped file. Where it is not so this ends the process."""
+    """The last row may be at the end of the mapped file: reading beyond it ends the process."""
     model = new_of_blocks(kind)
     ids = some_ids(model, 50)
     expected = read(model, ids, [1, 7, 2])

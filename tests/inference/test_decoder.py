@@ -1,5 +1,5 @@
-"""The C decoder, compared with the model's forward: equal logits for every size, layout, dtype and kernel, and the same
-bits however ids are read.
+"""The C decoder, compared with the model's forward: equal logits for every size, layout, dtype and kernel, and bitwise
+identical results for every division into calls.
 
 The weights are large, as in test_parity.py, with random biases and norms.
 """
@@ -47,7 +47,7 @@ def test_logits_match_forward(kernel, name, layout) -> None:
     assert expected.abs().max() > 1
     assert_close(read(model, ids, [1]), expected)
     assert_close(read(model, ids, [3, 1, 64, 9, 2, 5]), expected)
-    # Prompts in one call, longer than what is read at once.
+    # Prompts in one call, longer than one block of tokens.
     assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected)
     cache = new_cache(model)
     assert_close(NativeRunner(model).forward({0: ids[:140]}, cache), expected[139:140])
@@ -87,23 +87,23 @@ def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
     wrong = [(id + 1) % 61 for id in ids]
     runner, cache = NativeRunner(model), new_cache(model)
     assert cache.layers[0][0].size(2) == window + MAX_TOKENS
-    for place, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
-        actual = extend(runner, [[ids[place], *wrong[place + 1 : place + 1 + drafted]]], cache)
-        assert_close(actual[:1], expected[place : place + 1])
+    for position, drafted in zip(range(145), itertools.cycle([63, 0, 1, 40, 63]), strict=False):
+        actual = extend(runner, [[ids[position], *wrong[position + 1 : position + 1 + drafted]]], cache)
+        assert_close(actual[:1], expected[position : position + 1])
         cache.truncate(0, len(actual) - 1)
 
 
 def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
-    """bfloat16 reads long pieces by forward, the rest natively: in one cache, rings with ids to spare among them."""
+    """Long bfloat16 prompts use `forward`, other tokens the C decoder, with one cache, also with rings."""
     for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
         model = new(name, dtype)
         ids = some_ids(model, 145)
         expected = forward(copy.deepcopy(model).float(), ids)
         runner, cache = NativeRunner(model), new_cache(model)
-        parts = [runner.forward({0: ids[place : place + size]}, cache, every=True).clone() for place, size in
+        parts = [runner.forward({0: ids[position : position + size]}, cache, every=True).clone() for position, size in
                  ((0, 100), (100, 3), (103, 20), (123, 1), (124, 15), (139, 1), (140, 5))]  # fmt: skip
         assert_close(torch.cat(parts), expected, TOLERANCE if dtype == "float32" else 0.1)
-        if name == "gptneo-all-local":  # one id by forward, out of a ring that has more than the window
+        if name == "gptneo-all-local":  # one token by `forward`, with a ring that contains more than the window
             mixed = new_cache(model)
             actual = torch.cat(
                 [
@@ -122,13 +122,13 @@ def test_16_bit_logits_match_the_rounded_weights_in_float32(kernel, name, dtype)
     twin = copy.deepcopy(model).float()
     ids = some_ids(model, 145)
     sizes = [1, 5, 64]
-    exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: to the last bit
+    exact = read(model, ids, sizes, new_cache(twin))  # keys and values in float32: bitwise identical
     if dtype == "bfloat16" and kernel in ROUNDING:
-        assert_close(exact, read(twin, ids, sizes), 0.05)  # GPT-Neo's scores are not divided: 0.03; others to 0.01
+        assert_close(exact, read(twin, ids, sizes), 0.05)  # GPT-Neo does not scale its scores
     else:
         assert torch.equal(exact, read(twin, ids, sizes))
         assert_close(exact, forward(twin, ids))
-    # Its own cache rounds them to 16 bits.
+    # The model's cache rounds them to 16 bits.
     assert_close(read(model, ids, sizes), exact, 0.2 if dtype == "bfloat16" else 0.02)
 
 
@@ -143,14 +143,14 @@ def test_bfloat16_products_match_float32_products(kernel, columns, rows, tokens)
     weight, inputs = layer.weight.double(), (x.bfloat16() if kernel in ROUNDING else x).double()
     result = product(layer, x)
     assert ((result - inputs @ weight.t()).abs() <= 1e-6 * (inputs.abs() @ weight.abs().t())).all()
-    for count in (1, 6):  # so few are not read in parts of their inputs
+    for count in (1, 6):  # so few tokens are not divided along their inputs
         assert torch.equal(result[:count], product(layer, x[:count]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8+bfloat16"])
 @pytest.mark.parametrize("name", ["gpt2", "gptneo-window-2"])
 def test_a_nan_token_does_not_change_earlier_logits(kernel, name, dtype) -> None:
-    """Keys and values that come later are in memory already when those before them are read."""
+    """Keys and values of later positions are already in memory when earlier positions attend."""
     model = new(name)
     bad = model.config.vocab_size - 1
     model.wte.weight.data[bad] = math.nan
@@ -176,11 +176,11 @@ def test_a_16_bit_cache_is_rounded_to_nearest(kernel) -> None:
         exact, rounded = new_cache(model), new_cache(copy.deepcopy(model).to(dtype))
         read(model, [3], [1], exact)
         read(model, [3], [1], rounded)
-        for kept, expected in zip(
+        for cached, expected in zip(
             rounded.layers[0], exact.layers[0], strict=True
-        ):  # later layers have read rounded ones
-            assert kept.dtype == dtype
-            assert torch.equal(kept, expected.to(dtype))
+        ):  # inputs of later layers are rounded
+            assert cached.dtype == dtype
+            assert torch.equal(cached, expected.to(dtype))
 
 
 # --- Equal bits
@@ -203,19 +203,19 @@ def test_logits_do_not_depend_on_other_rows_and_pieces(kernel, name, dtype) -> N
         assert torch.equal(read(model, texts[0], [*[1] * 20, 60]), expected[0])
         assert torch.equal(read(model, texts[0], [2, 3, 4, 1, 5, 8, 50]), expected[0])
         cache, runner = new_cache(model, 5), NativeRunner(model)
-        place = 0
-        while place < 80:
-            size = min(1 + place % 7, 80 - place)
-            actual = extend(runner, [text[place : place + size] for text in texts], cache)
-            assert torch.equal(actual, torch.cat([logits[place : place + size] for logits in expected]))
-            place += size
+        position = 0
+        while position < 80:
+            size = min(1 + position % 7, 80 - position)
+            actual = extend(runner, [text[position : position + size] for text in texts], cache)
+            assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
+            position += size
 
 
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"), in_pairs(KERNELS, ["gpt2", "gptneo"], DTYPES), indirect=["kernel"]
 )
 def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None:
-    """Weights that many ids meet are unpacked in several parts; ids attend together as far as they see the same."""
+    """Weights are unpacked in several parts for many tokens; tokens with the same keys attend together."""
     sizes = {"gpt2": {"n_embd": 140, "n_inner": 1100}, "gptneo": {"hidden_size": 140, "intermediate_size": 1100}}
     model = new(name, dtype, vocab_size=301, **sizes[name])
     text = some_ids(model, 143)
@@ -228,7 +228,7 @@ def test_a_long_text_has_the_logits_of_single_steps(kernel, name, dtype) -> None
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "nf4"])
 def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
-    """Nor on what reads: PyTorch's products, which do, have no part in them."""
+    """Results do not depend on PyTorch's products, whose sums depend on the number of tokens."""
     for name, sizes in (("gpt2", {"n_embd": 120, "n_inner": 301}), ("gptneo", {"hidden_size": 120}),
                         ("lstm", {"embedding_size": 122, "hidden_size": 246, "num_layers": 3})):  # fmt: skip
         model = new(name, dtype, vocab_size=1000, **sizes)

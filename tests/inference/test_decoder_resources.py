@@ -45,7 +45,7 @@ def test_concurrent_threads_generate_the_same_texts() -> None:
 
 
 def test_a_forked_process_continues() -> None:
-    """PyTorch's own threads do not survive a fork; those of native code do."""
+    """PyTorch's threads do not survive a fork; the C decoder's do."""
     model = new("gpt2-heads-of-72")
     ids = some_ids(model, 80)
     expected = read(model, ids, [1])
@@ -55,12 +55,12 @@ def test_a_forked_process_continues() -> None:
         runner.threads = 3
         return torch.equal(torch.cat([extend(runner, [[id]], cache).clone() for id in ids]), expected)
 
-    assert right()  # the helpers have started
+    assert right()  # the threads have started
     busy = threading.Event()
     beside = threading.Thread(target=lambda: [right() for _ in iter(busy.is_set, True)])
     opened, write = os.pipe()
     for turn in range(20):
-        if turn == 3:  # from then on forks come while another thread is in native code
+        if turn == 3:  # from then on, forks happen while another thread is in the C decoder
             beside.start()
         child = os.fork()
         if not child:
@@ -83,7 +83,7 @@ def test_a_forked_process_continues() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads stay where the system has them")
 def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
-    """Until it has woken: then it may use all processors again."""
+    """A thread that has woken may use all processors again."""
     processors = os.sched_getaffinity(0)
     if len(processors) == 1:
         pytest.skip("there is one processor")
@@ -108,7 +108,7 @@ def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
         cache = new_cache(model)
         for id in ids:
             extend(runner, [[id]], cache)
-            kept_off |= allowed() != own  # that of one which has not woken yet, as this thread did all the work
+            kept_off |= allowed() != own  # a thread that has not woken yet, because this thread did all the work
             time.sleep(0.004)  # they sleep after one
     assert kept_off
     while allowed() != own and time.monotonic() < deadline:
@@ -136,7 +136,7 @@ def test_a_stream_outlives_its_model() -> None:
 
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
 def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
-    """NativeRunner code has pointers to them."""
+    """The C decoder has pointers to them."""
     model = new("gpt2")
     expected = generate(model, [[1, 2]], 40, seed=1)[0]
     arrays = []
@@ -228,7 +228,7 @@ def test_an_interrupt_leaves_the_model_usable() -> None:
     indirect=["kernel"],
 )
 def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None:
-    """It may be the end of a mapped file. Where it is not so this ends the process."""
+    """The last row may be at the end of a mapped file: reading beyond it ends the process."""
     model = new(name, dtype)
     sizes = [1, 7, 2, 64]
     ids = some_ids(model, 145)

@@ -1,4 +1,4 @@
-"""Generation and scores, against the plainest way to say the same: the whole text through the model for every id."""
+"""Generation and scores, compared with a simple implementation that runs the complete text for every token."""
 
 import itertools
 import math
@@ -21,8 +21,8 @@ from minhub_py import (
     tokenizer_from_pretrained,
 )
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
-from minhub_py.inference.batch import context_start
 from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.rows import context_start
 from minhub_py.inference.sampling import Sampling, most_likely
 
 V, CONTEXT = 61, 16
@@ -62,7 +62,7 @@ def model(request: pytest.FixtureRequest):
 
 @torch.no_grad()
 def logits_after(model, text: list[int]) -> torch.Tensor:
-    """By the rule for long texts, without any cache."""
+    """The logits by the rule for long texts, without a cache."""
     start = context_start(len(text), model.config.context_length)
     return model(torch.tensor([text[start:]]))[0, -1]
 
@@ -99,9 +99,9 @@ def test_rows_that_end_early_do_not_change_other_rows(model) -> None:
     plain = generate(model, PROMPTS, 30, seed=11)
     end = plain[0][4]
     ended = generate(model, PROMPTS, 30, seed=11, eos_id=end)
-    for whole, short in zip(plain, ended, strict=True):
-        length = whole.index(end) + 1 if end in whole else len(whole)
-        assert short == whole[:length]  # the end is its last id
+    for full, short in zip(plain, ended, strict=True):
+        length = full.index(end) + 1 if end in full else len(full)
+        assert short == full[:length]  # the end token is the last one
     assert len(ended[0]) <= 5
 
 
@@ -130,7 +130,7 @@ def test_seeds_determine_texts(model) -> None:
     assert generate(model, [prompt] * 2, 5) == one
     before = torch.get_rng_state()
     generate(model, [prompt], 5, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)  # the caller's randomness is left alone
+    assert torch.equal(torch.get_rng_state(), before)  # the state of the caller's generator does not change
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_seeds_determine_texts(model) -> None:
     ids=str,
 )
 def test_ids_are_drawn_with_the_probabilities_that_the_settings_mean(sampling, expected) -> None:
-    shuffle = [2, 0, 3, 1]  # the order of ids is not that of probabilities
+    shuffle = [2, 0, 3, 1]  # token IDs and probabilities have different orders
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[shuffle].expand(1000, 4)
-    draws = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000  # evenly: so the shares come out exactly
+    draws = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000  # evenly, so that the frequencies are exact
     ids = Sampling(**sampling).choose(logits, [[]] * 1000, draws)
     shares = torch.bincount(torch.tensor(ids), minlength=4) / 1000
     assert torch.allclose(shares, torch.tensor(expected, dtype=torch.float)[shuffle], atol=2e-3)
@@ -232,7 +232,7 @@ def test_texts_end_before_a_stop_string(model) -> None:
     end = text.index(stop) + 2
     assert generate(model, [[1, 2]], 40, seed=2, stop=stop, tokenizer=tokenizer) == [plain[:end]]
     assert generate(model, [[1, 2]], 40, seed=2, stop=["nowhere", stop], tokenizer=tokenizer) == [plain[:end]]
-    # A stop string that the prompt begins and the new text ends is none of the new text.
+    # A stop string that begins in the prompt and ends in the new text does not count.
     seam = tokenizer.decode([2, plain[0]])
     if seam not in text:
         assert generate(model, [[1, 2]], 40, seed=2, stop=seam, tokenizer=tokenizer) == [plain]
@@ -248,19 +248,21 @@ def test_scores_are_log_probabilities(model) -> None:
 
 
 def test_batched_scores_match_single_scores(model) -> None:
-    """In any order, short ones several at a time; `progress` hears of every id once."""
-    prompts = [[(7 * row + place) % V for place in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)]
-    heard = []
-    together = score(model, prompts, progress=lambda *counts: heard.append(counts))
+    """In any order, with several short ones per call; `progress` counts every token once."""
+    prompts = [
+        [(7 * row + position) % V for position in range(length)] for row, length in enumerate([9, 1, 70, 33, 2] * 9)
+    ]
+    recorded = []
+    together = score(model, prompts, progress=lambda *counts: recorded.append(counts))
     total = sum(len(prompt) - 1 for prompt in prompts)
-    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
-    assert heard[-1] == (total, total)
-    assert {of for _, of in heard} == {total}
+    assert [done for done, _ in recorded] == sorted({done for done, _ in recorded})
+    assert recorded[-1] == (total, total)
+    assert {of for _, of in recorded} == {total}
     for prompt, scores in zip(prompts, together, strict=True):
         alone = score(model, [prompt])[0]
         if isinstance(runner_of(model), NativeRunner):
             assert torch.equal(scores, alone)
-        else:  # PyTorch's sums depend on what is read beside them
+        else:  # PyTorch's sums depend on the other tokens of a call
             torch.testing.assert_close(scores, alone, rtol=0, atol=2e-5)
 
 
@@ -315,7 +317,7 @@ def test_empty_inputs_give_empty_outputs(model) -> None:
         (lambda m: generate(m, [[1]], 5, eos_id="end"), 'eos_id must be "auto"'),
         (lambda m: generate(m, [[1]], 5, stop="x"), "stop strings require a tokenizer: pass tokenizer="),
         (lambda m: generate(m, [[1]], 5, stop="", tokenizer=object()), "a stop string cannot be empty"),
-        (lambda m: stream(m, [], 5), "the prompt is empty"),  # at the call, not at the first id
+        (lambda m: stream(m, [], 5), "the prompt is empty"),  # at the call, not at the first token
         (lambda m: score(m, [[V]]), f"but prompt 0 has {V}"),
         (lambda m: m(torch.tensor([[0, V]])), f"token IDs must be 0 to {V - 1}, not 0 to {V}"),
         (lambda m: m(torch.tensor([0, 1])), r"idx must be \(B, T\)"),
@@ -410,9 +412,11 @@ def test_a_model_takes_a_tensor_of_whole_numbers(model, idx) -> None:
 def test_numpy_numbers_are_accepted(model) -> None:
     settings = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "repetition_penalty": 1.5, "seed": 3, "eos_id": 7}
     expected = generate(model, [[1, 2]], 9, **settings)
-    theirs = {name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()}
+    numpy_settings = {
+        name: (np.float32 if type(value) is float else np.int64)(value) for name, value in settings.items()
+    }
     for prompts in (np.array([[1, 2]]), np.array([[1.0, 2.0]]), [torch.tensor([1, 2])]):
-        assert generate(model, prompts, np.int64(9), **theirs) == expected
+        assert generate(model, prompts, np.int64(9), **numpy_settings) == expected
     assert generate(model, [[1, 2]], 9, **{**settings, "seed": np.array([3]), "eos_id": np.array([7])}) == expected
 
 
@@ -431,13 +435,13 @@ def test_what_data_parallelism_and_compiling_wrap_around(model, tmp_path) -> Non
 def test_a_model_of_transformers_is_named() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
+    reference_model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
     with pytest.raises(
         ValueError, match=r"not GPT2LMHeadModel of transformers: .* load it with from_pretrained\(folder\)"
     ):
-        generate(theirs, [[1]])
+        generate(reference_model, [[1]])
     with pytest.raises(ValueError, match="GPT2LMHeadModel of transformers"):
-        save_pretrained(theirs, "never")
+        save_pretrained(reference_model, "never")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo"])

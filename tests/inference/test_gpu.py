@@ -1,4 +1,4 @@
-"""What only a GPU shows, run by `make gpu`: results of CUDA beside those of the CPU, and several GPUs by NCCL."""
+"""Tests that need a GPU (`make gpu`): results of CUDA compared with the CPU, and several GPUs by NCCL."""
 
 import os
 import subprocess
@@ -83,9 +83,9 @@ def test_two_gpus_share_a_model(tmp_path: Path) -> None:
     save_pretrained(model, tmp_path, tokenizer)
     alone, both = (
         subprocess.run(
-            [sys.executable, "-m", "minhub_py", "generate", str(tmp_path), *COMMAND[1:], *more],
+            [sys.executable, "-m", "minhub_py", "generate", str(tmp_path), *COMMAND[1:], *arguments],
             capture_output=True, text=True, timeout=250, check=False, env=dict(os.environ),
         )
-        for more in (["--device", "cpu"], ["--device", "cuda", "--tensor-parallel", "2"])
+        for arguments in (["--device", "cpu"], ["--device", "cuda", "--tensor-parallel", "2"])
     )  # fmt: skip
     assert (both.returncode, both.stdout) == (0, alone.stdout), both.stderr

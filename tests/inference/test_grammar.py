@@ -1,4 +1,4 @@
-"""JSON schemas that cannot be followed: each is refused with a short message, before or within its own text."""
+"""Unsupported JSON schemas: each is rejected with a short message, before or during its reply."""
 
 from reprlib import repr
 from typing import Any

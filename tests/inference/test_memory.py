@@ -1,7 +1,7 @@
-"""Memory, in processes of their own: what loading and converting may add to what the imports took.
+"""The memory of loading and converting, in addition to that of the imports, in separate processes.
 
 Measured are VmHWM, VmRSS and RssAnon of /proc/self/status. Not ru_maxrss: a child that was started by vfork begins
-with its parent's maximum, so that under pytest it tells nothing. Time is not looked at.
+with its parent's maximum, which is too large under pytest.
 """
 
 import hashlib
@@ -43,32 +43,32 @@ VERIFY_AND_LOAD = """
 from minhub_py.inspection import inspect, verify
 for check in (inspect, verify):
     assert not check(sys.argv[1]).get("problems")
-tell()
+report()
 model = from_pretrained(sys.argv[1])
 with torch.inference_mode():
     model(torch.arange(8).unsqueeze(0))
-tell()
+report()
 """
 
 
 def test_verifying_needs_one_tensor_and_loading_makes_no_copy(gpt2_124m: Path) -> None:
-    """`verify` reads every value, a tensor at a time: the largest is 154 MB. Measured: 250 MB.
+    """`verify` reads every value, one tensor at a time: the largest has 154 MB. Measured: 250 MB.
 
-    The weights of a model are the file's own pages. Measured: 526 MB in all for a file of 498, 19 of them private.
+    The weights of a model are the file's pages. Measured: 526 MB for a file of 498 MB, 19 MB of them private.
     """
     size = (gpt2_124m / "model.safetensors").stat().st_size
     verified, loaded = growths(VERIFY_AND_LOAD, gpt2_124m)
     assert verified["VmHWM"] < 350 * MB
     assert loaded["VmHWM"] < size + 100 * MB
     assert loaded["RssAnon"] < 100 * MB  # private memory: a copy of the weights would be 498 MB
-    assert loaded["VmRSS"] > 0.9 * size  # or else nothing was measured: the head alone reads the whole embedding
+    assert loaded["VmRSS"] > 0.9 * size  # otherwise nothing was measured: the head alone reads the complete embedding
 
 
 # --- Converting
 
 
 class Drawn(Mapping[str, Tensor]):
-    """Tensors of given shapes, each drawn when it is asked for: a large checkpoint without the memory for it."""
+    """Random tensors, each created on access: a large checkpoint without its memory."""
 
     def __init__(self, shapes: Mapping[str, Tensor]) -> None:
         self.shapes = shapes
@@ -76,7 +76,7 @@ class Drawn(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shapes[name].shape
-        block = self.block.roll(list(self.shapes).index(name))  # no two tensors alike
+        block = self.block.roll(list(self.shapes).index(name))  # all tensors differ
         return block.repeat(-(-shape.numel() // block.numel()))[: shape.numel()].view(shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -101,14 +101,14 @@ CONVERT = """
 for source, out, to, dtype in zip(*[iter(sys.argv[1:])] * 4):
     dtype = getattr(torch, dtype, None)
     convert(Checkpoint(Path(source)), Path(out), to=to, dtype=dtype, max_shard_size=90_000_000)
-    tell()
+    report()
 """
 
 
 def test_converting_needs_no_memory_of_the_whole(large: Path) -> None:
-    """405 MB to our layout, back, and to bfloat16, below 200: the largest tensor has 61, and a copy where it is cast.
+    """405 MB to our layout, back, and to bfloat16, in less than 200 MB: the largest tensor has 61 MB; a cast copies it.
 
-    Measured of 2 GB with a tensor of 154 MB: 162 MB, 161 and 240. The way there and back changes no bit.
+    Measured for 2 GB with a tensor of 154 MB: 162, 161 and 240 MB. Converting back is bitwise identical.
     """
     native, back, half = (large.parent / name for name in ("native", "back", "half"))
     files = shards(large)
@@ -119,7 +119,7 @@ def test_converting_needs_no_memory_of_the_whole(large: Path) -> None:
     both = growths(CONVERT, large, native, "native", "as it is", large, half, "hub", "bfloat16")
     assert [grown["VmHWM"] < 200 * MB for grown in both] == [True, True], both
     shutil.rmtree(half)
-    shutil.rmtree(large)  # so much less to hold on a small disk
+    shutil.rmtree(large)  # saves disk space
     assert tensor_digests(native).keys() != digests.keys()
     assert growth(CONVERT, native, back, "hub", "as it is")["VmHWM"] < 200 * MB
     assert len(shards(back)) == 5
@@ -132,7 +132,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def tensor_digests(folder: Path) -> dict[str, Any]:
-    """dtype, shape and SHA-256 of each tensor, by nothing but the format's description."""
+    """dtype, shape and SHA-256 of each tensor, read only by the description of the format."""
     digests = {}
     for file in shards(folder):
         with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Models that only their own forward computes: hooks, subclasses and other layers."""
+"""Models that only `forward` can compute: hooks, subclasses and other layers."""
 
 import copy
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from minhub_py.inference.torch_runner import CHUNK, TorchRunner
 
 
 def greedy(model, prompt, count):
-    """By forward alone."""
+    """Greedy tokens by `forward` only."""
     text = list(prompt)
     for _ in range(count):
         with torch.no_grad():
@@ -30,7 +30,7 @@ class Mine(nn.Module):
     def __init__(self, inner) -> None:
         super().__init__()
         self.inner = inner
-        self.weight, self.bias = inner.weight, inner.bias  # all that native code would look for
+        self.weight, self.bias = inner.weight, inner.bias  # all attributes that the C decoder checks
 
     def forward(self, x):
         return -self.inner(x)
@@ -154,7 +154,7 @@ def weight_of_one_column(model):
 
 
 class Marked(torch.Tensor):
-    """A tensor of somebody's own, as quantizing and sharding libraries put into models."""
+    """A subclass of Tensor, as in libraries for quantization and sharding."""
 
 
 def tensor_of_another_kind(model):
@@ -174,7 +174,7 @@ CERTAINLY_PLAIN = CHANGES[:12]
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_modified_model_uses_its_own_forward(change) -> None:
-    """Its own forward says what it computes."""
+    """A layer with another `forward`."""
     model = new("gpt2")
     torch.manual_seed(2)
     before = greedy(model, [1, 2, 3], 20)
@@ -209,15 +209,15 @@ def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
     assert type(runner_of(model)) is TorchRunner
     handle.remove()
     assert isinstance(runner_of(model), NativeRunner)
-    assert isinstance(runner_of(model.train()), NativeRunner)  # dropout is off in either
+    assert isinstance(runner_of(model.train()), NativeRunner)  # dropout is off in both
 
 
 def test_hooks_receive_every_id() -> None:
     for name in ARCHITECTURES:
-        model, seen = new(name), []
-        model.register_forward_hook(lambda _, inputs, __, seen=seen: seen.extend(inputs[0][0].tolist()))
+        model, recorded = new(name), []
+        model.register_forward_hook(lambda _, inputs, __, recorded=recorded: recorded.extend(inputs[0][0].tolist()))
         [ids] = generate(model, [[1, 2, 3]], 10, seed=0)
-        assert seen == [1, 2, 3, *ids[:-1]]
+        assert recorded == [1, 2, 3, *ids[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -246,16 +246,16 @@ def test_scores_of_long_prompts_match_pytorch(plain) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_nan_weights_are_reported_by_name(kernel, dtype, bad) -> None:
-    places = {
+    parameters = {
         "gpt2": ("h.1.mlp.c_fc.bias", "ln_f.weight", "h.0.attn.c_attn.weight"),
         "gptneo": ("wte.weight",),
         "lstm": ("head.weight", "lstm.bias_hh_l0"),
     }
-    for name, place in ((name, place) for name, family_places in places.items() for place in family_places):
+    for name, path in ((name, path) for name, names in parameters.items() for path in names):
         model = new(name)
         with torch.no_grad():
-            model.get_parameter(place).fill_(bad)
-        if place == "lstm.bias_hh_l0" and bad == torch.inf:
+            model.get_parameter(path).fill_(bad)
+        if path == "lstm.bias_hh_l0" and bad == torch.inf:
             continue  # its gates are then 1 or 0
         if dtype == "int8":
             quantize(model, dtype)
@@ -278,7 +278,7 @@ def test_nan_logits_are_reported_for_every_sampling(settings) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm", "llama"])
 def test_defaults_of_pytorch_do_not_change_results(family) -> None:
-    """The compiled code's memory is float32 on the CPU, whatever tensors are by default."""
+    """The C decoder's memory is float32 on the CPU, independent of PyTorch's defaults."""
     model = new(family) if family != "llama" else llama(vocab_size=61, hidden_size=24, num_attention_heads=4,
                                                         intermediate_size=40, num_hidden_layers=2).eval()  # fmt: skip
     expected = generate(model, [[1, 2, 3]], 20, temperature=0)

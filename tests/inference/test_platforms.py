@@ -1,4 +1,4 @@
-"""What other systems need: the decoder's recorded calls, and branches for Windows as far as they can run here."""
+"""Other systems: recorded calls of the decoder, and branches for Windows that can run on Linux."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> None:
-    """With each kernel; and a logit that is another, or not among those with the same bits, is noticed."""
+    """With each kernel; a different logit, and one that should be bitwise identical, are detected."""
     models = {"gpt2": new("gpt2"), "lstm": new("lstm-one-layer", "int8"), "llama": new_of_blocks("Q4_K")}
     cases = [record(name, model, threads) for threads, (name, model) in enumerate(models.items(), 1)]
     file = tmp_path / "calls"
@@ -37,11 +37,11 @@ def test_recorded_calls_give_the_same_again(replay: Path, tmp_path: Path) -> Non
     for kernel in kernels():
         result = subprocess.run([replay, LIBRARY, file, kernel], capture_output=True, text=True, check=True)
         assert result.stdout.startswith(f"{kernel} kernels: 3 passed, 0 failed")
-    length = 45 + 45 + 47 + 6  # ids, as `record` reads them
+    length = 45 + 45 + 47 + 6  # tokens, as in `record`
     equals, logits = 24 * length, 4 * 61 * length
-    for place in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
+    for position in (-equals - 1, -equals - logits + 3, -24):  # the last logit, the first one, the first of equal ones
         damaged = bytearray(cases[0])
-        damaged[place] ^= 0x41
+        damaged[position] ^= 0x41
         file.write_bytes(damaged)
         result = subprocess.run([replay, LIBRARY, file], capture_output=True, text=True, check=False)
         assert (result.returncode, "0 passed, 1 failed" in result.stdout) == (1, True)
@@ -59,7 +59,7 @@ def test_a_wheel_is_for_a_known_platform() -> None:
 
 
 def test_checkpoints_where_no_folder_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As on Windows, where only files that may be written are flushed."""
+    """As on Windows, where only writable files can be flushed."""
 
     def open_as_on_windows(path: Path, flags: int) -> int:
         if path.is_dir() or flags & os.O_RDWR != os.O_RDWR:

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: what the codes stand for, the layers that hold them, and models made of those."""
+"""Weights in 8 and 4 bits: the values of codes, the layers with codes, and models with such layers."""
 
 import copy
 
@@ -33,7 +33,7 @@ COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
 MODELS = ["gpt2", "gpt2-heads-of-5", "gpt2-heads-of-72", "gpt2-heads-of-130", "gpt2-untied", "gptneo",
           "gptneo-heads-of-72", "gptneo-untied", "gptneo-window-2", "lstm-one-layer", "lstm-three-layers", "lstm-tied",
           "lstm-wide"]  # fmt: skip
-# Of the largest logit: products with such weights round their inputs to 16 and 15 bits, and an LSTM carries that on.
+# Of the largest logit: products with such weights round their inputs to 16 and 15 bits, and an LSTM accumulates it.
 ROUNDED = {"int8": 1e-3, "nf4": 2e-3}
 
 
@@ -78,7 +78,7 @@ def test_nf4_is_the_nearest_of_16_values(columns) -> None:
     steps = wholes * scales[:, None, None]
     best = (groups.unsqueeze(-1) - NF4 * steps.unsqueeze(-1)).abs().amin(dim=-1)
     assert ((groups - rounded).abs() <= best + 1e-5 * steps).all()
-    # No scale of those that are tried does better, the one that makes the largest weight the largest value among them.
+    # No other candidate has a smaller error, including the scale that maps the largest weight to the largest value.
     result = (groups - rounded).square().sum(dim=2)
     for factor in FACTORS.tolist():
         tried = (groups.abs().amax(dim=2) * factor / 31 / scales[:, None]).round().clamp(1, 63) * scales[:, None]
@@ -103,7 +103,7 @@ def test_nf4_values_survive_a_round_trip() -> None:
 
 
 def test_nf4_codes_have_the_documented_order() -> None:
-    """Input 32 * part + j of a unit of 128 is the part-th half byte of word j, which follow four scales."""
+    """Input 32 * part + j of a unit of 128 is half byte `part` of word j. Four scales precede the words."""
     for unit, part, j in ((0, 0, 0), (0, 1, 31), (1, 2, 9), (2, 3, 5)):
         weight = torch.zeros(2, 300 + 84)
         weight[1, 128 * unit + 32 * part + j] = -3.0
@@ -120,10 +120,10 @@ def test_nf4_codes_have_the_documented_order() -> None:
 def test_zeros_and_lone_weights(kind) -> None:
     for columns in (1, 31, 130):
         assert not unpack(*pack(torch.zeros(3, columns), kind), columns).any()
-        for place in (0, columns // 2, columns - 1):
+        for position in (0, columns // 2, columns - 1):
             for value in (1e-20, -3.7, 1e20):
                 weight = torch.zeros(3, columns)
-                weight[1, place] = value
+                weight[1, position] = value
                 result = unpack(*pack(weight, kind), columns)
                 assert torch.allclose(result, weight, rtol=2e-7, atol=0)
 
@@ -131,7 +131,7 @@ def test_zeros_and_lone_weights(kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_nan_weights_stay_nan(kind, bad) -> None:
-    """A model of damaged weights is named when it is used, as without quantization."""
+    """The error for corrupt weights is raised by the first call, as without quantization."""
     weight = torch.ones(3, 40)
     weight[1, 5] = bad
     result = unpack(*pack(weight, kind), 40)
@@ -158,7 +158,7 @@ def test_any_layout_and_dtype_can_be_packed(kind, dtype) -> None:
 
 
 def dequantized(model):
-    """A float32 model with the weights that the codes stand for."""
+    """A float32 model with the values of the codes as weights."""
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -166,8 +166,8 @@ def dequantized(model):
                 sizes = layer.weight_hh_l0.shape[1], layer.weight_ih_l0.shape[1]
                 module = nn.LSTM(sizes[1], sizes[0], layer.num_layers, batch_first=True)
                 for path, parameter in module.named_parameters():
-                    kept = getattr(layer, path)
-                    parameter.data = (kept.weight if isinstance(kept, Quantized) else kept).detach().float()
+                    stored = getattr(layer, path)
+                    parameter.data = (stored.weight if isinstance(stored, Quantized) else stored).detach().float()
             elif isinstance(layer, QuantizedEmbedding):
                 module = nn.Embedding.from_pretrained(layer.weight.float())
             elif isinstance(layer, QuantizedLinear):
@@ -194,7 +194,7 @@ def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None
     assert isinstance(runner_of(model), NativeRunner)
     assert_close(read(model, ids, sizes), expected, ROUNDED[kind])
     assert_close(NativeRunner(model).forward({0: ids}, new_cache(model), every=True), expected, ROUNDED[kind])
-    assert_close(forward(model, ids), expected)  # its own forward, without native code
+    assert_close(forward(model, ids), expected)  # `forward`, without the C decoder
 
     def greedy(of):
         return generate(of, [[1], ids[:60]], 20, temperature=0)
@@ -206,7 +206,7 @@ def test_logits_match_the_dequantized_weights(kernel, plain, name, kind) -> None
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34), (32767, 6)])
 def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
-    """To the last bit, whatever adds them: tiles, fused and separate sums, a part of them, and sums of over 32 bits."""
+    """Bitwise identical by tiles, fused and separate sums, parts of sums, and sums of more than 32 bits."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator)
     weight = torch.randn(rows, columns, generator=generator)
@@ -215,7 +215,7 @@ def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) 
     layer.codes, layer.scales = pack(weight, kind)
     wholes = unpack(layer.codes, torch.ones(rows), columns).long()
     most = x.abs().amax(dim=1, keepdim=True)
-    steps = torch.tensor([[32767.0 if kind == "int8" else 16383.0]])  # a number / most would be a reciprocal
+    steps = torch.tensor([[32767.0 if kind == "int8" else 16383.0]])  # `/ most` would multiply by a reciprocal
     codes = (x * (steps / most)).round().long()
     scales = (most / steps).double() * layer.scales.double()
     assert torch.equal(product(layer, x), ((codes @ wholes.t()).double() * scales).float())
@@ -225,7 +225,7 @@ def test_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) 
 @pytest.mark.parametrize("tokens", [1, 11, 12, 20, 41, 128])
 @pytest.mark.parametrize(("columns", "rows"), [(64, 16), (192, 77), (33, 52), (8256, 34)])
 def test_bfloat16_products_match_integer_arithmetic(kernel, columns, rows, tokens, kind) -> None:
-    """Each 32 inputs have a scale, a whole number of times the token's: sums are those of whole numbers again."""
+    """32 inputs have a scale that is a multiple of the token's scale, so that sums are sums of integers."""
     generator = torch.Generator().manual_seed(columns + tokens)
     x = torch.randn(tokens, columns, generator=generator) * torch.randn(columns, generator=generator).exp()
     weight = torch.randn(rows, columns, generator=generator)
@@ -307,7 +307,7 @@ def test_matrices_and_embeddings_are_quantized() -> None:
 
 
 def test_sizes_that_happen_to_be_that_of_the_vocabulary() -> None:
-    """Positions stay in float, blocks in 4 bits: it is what a layer is for that counts."""
+    """Positions stay in float, blocks are in 4 bits: the purpose of a layer decides."""
     model = new("gpt2", "nf4", vocab_size=72, n_positions=72, n_inner=72)
     assert isinstance(model.wpe, nn.Embedding)
     assert model.h[0].mlp.c_fc.kind == "nf4"
@@ -327,8 +327,8 @@ def test_a_quantized_lstm_matches_pytorch(kind, layers) -> None:
     layer = QuantizedLSTM(nn.LSTM(10, 37, layers, batch_first=True, dropout=0.5 if layers > 1 else 0), kind)
     other = nn.LSTM(10, 37, layers, batch_first=True)
     for path, parameter in other.named_parameters():
-        kept = getattr(layer, path)
-        parameter.data = kept.weight if isinstance(kept, Quantized) else kept.data
+        stored = getattr(layer, path)
+        parameter.data = stored.weight if isinstance(stored, Quantized) else stored.data
     x, state = torch.randn(3, 6, 10), (torch.randn(layers, 3, 37), torch.randn(layers, 3, 37))
     with torch.no_grad():
         for start in (None, state):
@@ -353,8 +353,8 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
-    whole = new(family)
-    minhub_py.save_pretrained(whole, tmp_path)
+    complete = new(family)
+    minhub_py.save_pretrained(complete, tmp_path)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
     assert not model.training
     expected = new(family, kind)
@@ -366,7 +366,7 @@ def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     by_family = getattr(minhub_py, f"{family}_from_pretrained")(str(tmp_path), device="cpu", quantize=kind)
     prompts = [[1, 2, 3], [4]]
     assert generate(by_family, prompts, 30, seed=1) == generate(expected, prompts, 30, seed=1)
-    # The codes are those of the file's weights, not of weights that were rounded to another dtype first.
+    # The codes are computed from the file's weights, not from weights in another dtype.
     rounded = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, dtype="bfloat16")
     for (name, layer), (_, before) in zip(rounded.named_modules(), model.named_modules(), strict=True):
         if isinstance(layer, Quantized):
@@ -384,9 +384,9 @@ def test_what_a_quantized_model_is_smaller_by() -> None:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     sizes = {"vocab_size": 64, "n_positions": 2, "n_embd": 256, "n_head": 2}
-    whole, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
-    assert eight < 0.27 * whole
-    assert four < 0.18 * whole
+    complete, eight, four = (size(new("gpt2", kind, **sizes)) for kind in ("float32", "int8", "nf4"))
+    assert eight < 0.27 * complete
+    assert four < 0.18 * complete
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,13 +58,13 @@ class Counted:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The tokens of each call of native code."""
+    """The tokens of each call of the C decoder."""
     counted = Counted(library.library())
     monkeypatch.setattr(library, "library", lambda: counted)
     return counted.tokens
 
 
-# --- the same ids ---
+# --- equal output ---
 
 
 @pytest.mark.parametrize(("model", "settings", "most"), in_pairs(list(MODELS), SETTINGS, MOST), indirect=["model"])
@@ -85,7 +85,7 @@ def test_drafts_do_not_change_the_ids_with_any_kernel(kernel) -> None:
 
 
 def test_drafts_do_not_change_texts_of_any_length() -> None:
-    """The last one may stand anywhere in a draft."""
+    """The end token may be anywhere in a draft."""
     model = new("gpt2", n_positions=30)
     expected = generate(model, PROMPTS, 70, temperature=0)
     for count in range(1, 70, 3):
@@ -107,8 +107,8 @@ def test_a_text_ends_at_a_stop_string_within_a_draft() -> None:
     tokenizer = characters([chr(40 + i) for i in range(61)])
     complete = generate(model, PROMPTS, 90, temperature=0)
     texts = [tokenizer.decode(row) for row in complete]
-    for place in range(0, 80, 3):
-        stop = texts[0][place : place + 4]
+    for position in range(0, 80, 3):
+        stop = texts[0][position : position + 4]
         expected = [
             row[: text.index(stop) + 4] if stop in text else row for row, text in zip(complete, texts, strict=True)
         ]
@@ -146,7 +146,7 @@ def test_an_abandoned_stream_leaves_the_model_usable(dropped) -> None:
     assert generate(model, [PROMPTS[0]], 50, temperature=0, speculate=20)[0] == expected
 
 
-# --- fewer readings ---
+# --- fewer steps ---
 
 
 def test_text_that_repeats_takes_fewer_readings(calls) -> None:
@@ -190,7 +190,7 @@ def test_an_invalid_number_is_rejected_at_the_call(bad) -> None:
 
 
 def expected_draft(text, length):
-    """The plainest way to say it: what came after the last 3 ids, or else 2, when they stood there last before."""
+    """A simple implementation: the tokens after the latest occurrence of the last 3 tokens, else of the last 2."""
     for size in PromptLookup.SIZES:
         for end in range(len(text) - 1, size - 1, -1):
             if len(text) > size - 1 and text[end - size : end] == text[-size:]:
@@ -255,10 +255,10 @@ def test_the_length_follows_the_accepted_drafts() -> None:
 def test_a_text_that_grows_is_looked_through_once() -> None:
     torch.manual_seed(0)
     text = some_ids(new("gpt2"), 2000)
-    whole, grown = PromptLookup(3), PromptLookup(3)
+    complete, grown = PromptLookup(3), PromptLookup(3)
     for end in range(1, 2000, 7):
         assert grown(text[:end], 3) == expected_draft(text[:end], grown.length)
-    assert whole(text, 3) == grown(text, 3)
+    assert complete(text, 3) == grown(text, 3)
     assert len(grown.after) <= 2 * 2000
 
 

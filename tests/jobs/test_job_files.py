@@ -92,7 +92,7 @@ def test_txt_output_has_one_escaped_line_per_row(tmp_path: Path, model: str) -> 
     lines = out.read_text().split("\n")
     alone = json.loads(done("generate", model, "de", "--seed", 5, "--json", "-n", 40))["text"]
     assert len(lines) == 4
-    assert "\n" in alone  # otherwise the test is void
+    assert "\n" in alone  # otherwise nothing is tested
     assert lines[1] == ""
     assert lines[2].replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\") == alone
 

@@ -133,9 +133,7 @@ def test_words_without_out_are_printed(tmp_path: Path, model: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.txt", "out.jsonl"]
 
 
-SENTENCES: dict[
-    str, list[Any]
-] = {  # 3 texts, if the columns text and who tell them apart; the first is apart from none
+SENTENCES: dict[str, list[Any]] = {  # 3 texts by the columns text and who
     "text": [1, 1, 1, None, 1, 1, 2, 2, 2, 2],
     "who": ["a", "a", "a", "a", "NA", "b", "b", "b", "b", "b"],
     "word": ["ab", "cd", "ba", "ed", "fe", "ab", "cd", "", "eX", "X"],
@@ -318,7 +316,7 @@ def test_embeddings_in_each_format_match_embed(tmp_path: Path, model: str) -> No
     rows = pq.read_table(tmp_path / "out.parquet").column("embedding").to_pylist()
     assert rows[1] is None
     assert torch.allclose(torch.tensor(rows[::2]), vectors, atol=1e-6)
-    cells = [[row[f"embedding_{place}"] for place in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
+    cells = [[row[f"embedding_{position}"] for position in range(1, 17)] for row in read_csv(tmp_path / "out.csv")]
     assert cells[1] == [""] * 16
     assert torch.equal(torch.tensor([[float(cell) for cell in row] for row in cells[::2]]), torch.tensor(rows[::2]))
     lines = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]

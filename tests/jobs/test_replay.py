@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path, model: str) -> Path:
-    """The manifest of a `score` job whose model lies beside it."""
+    """The manifest of a `score` job whose model is in the same folder."""
     shutil.copytree(model, tmp_path / "model")
     file = write_csv(tmp_path / "in.csv", random_texts(30))
     done("score", tmp_path / "model", file, "--out", tmp_path / "out.csv", "--manifest", tmp_path / "job.json")
@@ -101,9 +101,14 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     assert [entry["name"] for entry in statement["subject"]] == ["out.csv"]
     definition, details = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
-    given = definition["externalParameters"]
-    assert (given["task"], given["model"], given["files"], given["column"]) == ("score", "./model", ["in.csv"], "text")
-    assert given["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
+    parameters = definition["externalParameters"]
+    assert (parameters["task"], parameters["model"], parameters["files"], parameters["column"]) == (
+        "score",
+        "./model",
+        ["in.csv"],
+        "text",
+    )
+    assert parameters["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
     [computed] = definition["internalParameters"]["computed"]
     assert computed["runner"] == "decoder in C"
     assert computed["dtype"] == "float32"

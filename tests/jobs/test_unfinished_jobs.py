@@ -112,9 +112,9 @@ def test_unfinished_job_rejects_other_settings(tmp_path: Path, model: str, large
     weights = Path(model) / "model.safetensors"
     before = weights.read_bytes()
     try:
-        for place in (len(before) // 2, -1):
+        for position in (len(before) // 2, -1):
             changed = bytearray(before)
-            changed[place] ^= 1
+            changed[position] ^= 1
             weights.write_bytes(changed)
             assert "the model's files changed" in fail(*command)
     finally:
@@ -227,9 +227,9 @@ def test_memory_is_constant_for_100000_rows(tmp_path: Path, model: str, kind: st
         if kind == "parquet":
             done("generate", model, file, "--out", tmp_path / f"{count}.parquet", "-n", 0)
             file = tmp_path / f"{count}.parquet"
-        ours, theirs = SERVER.Pipe()
+        ours, peer = SERVER.Pipe()
         process = SERVER.Process(
-            target=measured, args=(["score", model, file, "--out", tmp_path / f"{count}-out.{kind}"], theirs)
+            target=measured, args=(["score", model, file, "--out", tmp_path / f"{count}-out.{kind}"], peer)
         )
         process.start()
         peaks[count] = ours.recv()
@@ -279,12 +279,12 @@ def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> N
     done("score", model, file, "--out", complete)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
-        lost = cluster.add_node(num_cpus=2)
+        lost_node = cluster.add_node(num_cpus=2)
         process = start("score", model, file, "--out", out, "--ray", cluster.address, errors=tmp_path / "errors")
         wait_for(process, lambda: count_parts(out) >= 5)
         assert process.exitcode is None
         before = count_parts(out)
-        cluster.remove_node(lost, allow_graceful=False)
+        cluster.remove_node(lost_node, allow_graceful=False)
         process.join()
         assert process.exitcode == 0, (tmp_path / "errors").read_text()
         print(f"{before} of {-(-20_000 // 256)} parts were there when the node was lost")

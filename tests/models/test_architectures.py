@@ -1,7 +1,7 @@
-"""Each family against transformers: the same files, the same logits. tests/support/cases has the cases.
+"""Each architecture compared with transformers: the same files, the same logits. The cases are in tests/support/cases.
 
-The weights are drawn large, so that attention is far from uniform: a wrong angle, window or group of heads moves the
-logits by thousands of times the tolerance. All positions are compared, most of them beyond the windows.
+The weights are large, so that attention is far from uniform: a wrong angle, window or group of heads changes the logits
+by thousands of times the tolerance. All positions are compared, most of them beyond the windows.
 """
 
 import json
@@ -37,9 +37,9 @@ GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradient
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_transformers(load, name: str) -> None:
-    """Of one row and of three; at once, and by a cache in pieces of several sizes: id by id beyond any window."""
+    """Logits of one row and of three; in one call, and with a cache in chunks, token by token beyond any window."""
     reference, model, _ = load(name)
-    reach = max(8 if isinstance(kept, State) else kept.window or 0 for kept in model.cache_layout())
+    reach = max(8 if isinstance(layout, State) else layout.window or 0 for layout in model.cache_layout())
     single = min(reach, 20) + 4
     for rows, several in ((1, ([*[1] * single, LENGTH - single], [41, 1, 1, 27])), (3, ([3, 1, 11, 1, 30],))):
         ids = ids_of(rows)
@@ -52,7 +52,7 @@ def test_logits_match_transformers(load, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_match_transformers(load, name: str) -> None:
-    """Of each token of ragged texts, in every layer."""
+    """Hidden states of each token of texts of different lengths, in every layer."""
     reference, model, _ = load(name)
     texts = texts_of(3, 40)
     expected = [states_of(reference, ids) for ids in texts]
@@ -69,11 +69,11 @@ def test_attention_weights_match_transformers(load, name: str) -> None:
     [ids] = texts_of(40)  # beyond any window of the cases
     actual = attention_weights(model, None, ids)
     before = reference.config._attn_implementation
-    reference.set_attn_implementation("eager")  # the others tell no weights
+    reference.set_attn_implementation("eager")  # the others have no attention weights
     attentions = reference(torch.tensor([ids]), output_attentions=True).attentions
     reference.set_attn_implementation(before)
     expected = [weights for weights in attentions if weights is not None]
-    tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not divided, so they are large
+    tolerance = TOLERANCE if name.startswith("gpt_neo-") else 2e-5  # its scores are not scaled, so that they are large
     torch.testing.assert_close(actual.weights, torch.cat(expected), rtol=0, atol=tolerance)
     assert actual.weights.dtype == torch.float32
     assert actual.ids == ids
@@ -111,7 +111,7 @@ def test_rows_of_different_lengths_match_single_rows(load, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
-    """To transformers the file says what the reference's says. Where the settings are the same, so is its model."""
+    """transformers reads equal settings from our file and from the reference's, and then an equal model."""
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path)
     actual, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
@@ -120,21 +120,21 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
         assert torch.equal(actual[key], tensor), key
     ids = ids_of(1)
     if name in FEW or name in GRADIENTS or settings_in(tmp_path) != settings_in(folder):
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-        assert type(theirs) is type(reference)
+        reference_model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert type(reference_model) is type(reference)
         for key, tensor in reference.state_dict().items():
-            assert torch.equal(theirs.state_dict()[key], tensor), key
+            assert torch.equal(reference_model.state_dict()[key], tensor), key
         with torch.no_grad():
-            assert_close(theirs(ids).logits, reference(ids).logits, 2e-6)
+            assert_close(reference_model(ids).logits, reference(ids).logits, 2e-6)
     again = minhub_py.from_pretrained(tmp_path, device="cpu")
     for key, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[key], tensor), key
-    # Not to the last bit: MKL's product with a vector depends on where in memory a weight begins.
+    # Not bitwise identical: MKL's product with a vector depends on the address of the weight.
     assert_close(again(ids), model(ids), 2e-6)
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The settings of a config.json as transformers reads them; not who wrote it, and in what."""
+    """The settings of a config.json as transformers reads them, without its version and dtype."""
     return {key: value for key, value in AutoConfig.from_pretrained(folder).to_dict().items()
             if key not in ("transformers_version", "_name_or_path", "architectures", "dtype")}  # fmt: skip
 
@@ -156,8 +156,8 @@ def test_gradients_match_transformers(name: str) -> None:
     gradients = {key: value.grad for key, value in reference.named_parameters()}
     expected = weights_map.to_native(family.model_type, gradients, config)
     for key, parameter in model.named_parameters():
-        # That of a bias of k is zero where nothing rotates: it adds the same to all scores. Experts that no token
-        # chooses have none.
+        # The gradient of a bias of k is zero without rotary embedding: it adds the same to all scores. Experts without
+        # a token have none.
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         error = (gradient - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-9)
         assert error < 1e-5, (key, error)  # the rotations are float32 in both
@@ -180,7 +180,7 @@ def test_16_bit_logits_are_close_to_float32(load, name: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", FEW)
 def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
-    """Greedy text as transformers writes it; a row of a batch as it is alone; scores as the logits say."""
+    """Greedy text equals transformers'; rows of a batch equal single runs; scores follow from the logits."""
     reference, model, _ = load(name)
     reference.generation_config.eos_token_id = None
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
@@ -263,7 +263,7 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(("kernel", "name"), in_pairs(KERNELS, list(CASES)), indirect=["kernel"])
 def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -> None:
-    """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
+    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
     model = load(name)[1]
     runner = runner_of(model)
     assert type(runner) is NativeRunner
@@ -271,14 +271,14 @@ def test_native_logits_match_forward_with_each_kernel(load, kernel, name: str) -
     result = runner.forward({0: ids}, runner.new_cache(1, LENGTH), every=True).clone()
     assert_close(result, model(torch.tensor([ids]))[0])
     cache = runner.new_cache(1, LENGTH)
-    places = pairwise((0, 13, 14, 15, LENGTH))
-    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in places]
+    positions = pairwise((0, 13, 14, 15, LENGTH))
+    pieces = [runner.forward({0: ids[start:end]}, cache, every=True).clone() for start, end in positions]
     assert torch.equal(torch.cat(pieces), result)
     cache = runner.new_cache(3, LENGTH)
     first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
     assert torch.equal(first, result[[4, 39, 1]])
-    more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-    assert torch.equal(more, result[[5, 40, 41, 42, 43, 2, 3]])
+    further = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+    assert torch.equal(further, result[[5, 40, 41, 42, 43, 2, 3]])
 
 
 PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.published.items()]
@@ -295,8 +295,8 @@ def test_published_sizes_have_the_published_parameter_counts(size: str, paramete
 def test_each_family_can_be_trained_and_fine_tuned(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From scratch by the settings of the registry, and fine-tuning of what came out."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # drawing would take longer than training
+    """Training from scratch with the settings of the registry, and fine-tuning of the result."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plotting would take longer than training
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
     small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from paths import TEXT
 from random_weights import draw
+from references import assert_close
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -126,11 +127,6 @@ def rows_of() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, (ids != 0).long()
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
-
-
 @torch.no_grad()
 def test_scores_equal_transformers(pair: tuple[Any, Any, Path]) -> None:
     """With padding, with and without a mask; a padding token at the end of a text is not its last token."""
@@ -150,8 +146,8 @@ def test_scores_equal_transformers(pair: tuple[Any, Any, Path]) -> None:
 def test_gradients_equal_transformers(pair: tuple[Any, Any, Path], tmp_path: Path) -> None:
     reference, model, _ = pair
     ids, mask = rows_of()
-    for each, scores in ((model, model(ids, mask)), (reference, reference(ids, attention_mask=mask).logits)):
-        each.zero_grad()
+    for network, scores in ((model, model(ids, mask)), (reference, reference(ids, attention_mask=mask).logits)):
+        network.zero_grad()
         torch.nn.functional.cross_entropy(scores, torch.arange(3)).backward()
     head, expected = model.head.out.weight.grad, reference.score.weight.grad
     assert_close(head, expected)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from random_weights import draw
+from references import assert_close
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
@@ -90,11 +91,6 @@ def texts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(4, 61, (length,), generator=generator).tolist() for length in lengths]
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
-
-
 def test_hidden_states_match_transformers(folder: Path, model: Any) -> None:
     """In C and in PyTorch, with texts longer than the window, in ragged batches."""
     assert isinstance(model, Encoder)
@@ -172,11 +168,11 @@ def test_causal_and_bidirectional_attention_are_supported_or_rejected_by_name(na
     entry = ENTRIES[name]
     Config, is_encoder = entry.architecture.Config, entry.architecture.is_encoder
     for model_type in entry.model_types:
-        known = {"model_type": model_type, "is_causal": not is_encoder}
+        expected_settings = {"model_type": model_type, "is_causal": not is_encoder}
         rest = {"is_encoder_decoder": True} if name == "t5" else {}
-        assert read(Config, {**known, **rest}) == read(Config, {"model_type": model_type, **rest})
+        assert read(Config, {**expected_settings, **rest}) == read(Config, {"model_type": model_type, **rest})
         with pytest.raises(ValueError, match=f"sets is_causal to {is_encoder}"):
-            read(Config, {**known, **rest, "is_causal": is_encoder})
+            read(Config, {**expected_settings, **rest, "is_causal": is_encoder})
         if model_type != "gemma3_text":
             with pytest.raises(ValueError, match="use_bidirectional_attention"):
                 read(Config, {"model_type": model_type, **rest, "use_bidirectional_attention": True})

@@ -1,6 +1,7 @@
-"""Each encoder against transformers: the same files, the same results. tests/support/encoder_cases has the cases.
+"""Each encoder compared with transformers: the same files, the same results. The cases are in
+tests/support/encoder_cases.
 
-The weights are drawn large, so that attention is far from uniform: a wrong position, window or bias changes the results
+The weights are large, so that attention is far from uniform: a wrong position, window or bias changes the results
 by thousands of times the tolerance. Texts have the maximum length, beyond any window.
 """
 
@@ -33,7 +34,7 @@ from minhub_py.inspection import inspect, verify
 from minhub_py.registry import ENTRIES, architecture_of
 
 TOLERANCE = 5e-5  # of the largest value
-VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is no padding
+VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is not padding
 CASES = {name: cases for cases in ENCODERS.values() for name in cases.cases}
 TYPES = [model_type for cases in ENCODERS.values() for model_type in cases.small]
 AUTO = {
@@ -48,18 +49,18 @@ HEADS = list(AUTO)
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
     """load(name, head): the reference, and our model of the file that it saves. They are shared: do not change them."""
-    made: dict[Any, Any] = {}
+    created: dict[Any, Any] = {}
 
     def get(name: str, head: str | None = None) -> tuple[Any, Any, Path]:
-        if (name, head) not in made:
+        if (name, head) not in created:
             folder = tmp_path_factory.mktemp("encoder")
             reference = new_reference(name, head)
             reference.save_pretrained(folder)
             # The settings of the case, in old or new spelling, and not as transformers writes them.
             settings = {**CASES[name].settings(name), "architectures": [type(reference).__name__]}
             (folder / "config.json").write_text(json.dumps(settings))
-            made[name, head] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
-        return made[name, head]
+            created[name, head] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
+        return created[name, head]
 
     return get
 
@@ -93,8 +94,8 @@ def types_of(reference: Any, ids: torch.Tensor) -> torch.Tensor | None:
 
 
 def output_of(reference: Any, ids: torch.Tensor, mask: Any = None, types: Any = None) -> torch.Tensor:
-    more = {} if types is None else {"token_type_ids": types}
-    output = reference(input_ids=ids, attention_mask=mask, **more)
+    settings = {} if types is None else {"token_type_ids": types}
+    output = reference(input_ids=ids, attention_mask=mask, **settings)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
@@ -142,10 +143,10 @@ def test_gradients_equal_transformers(name: str, head: str) -> None:
     [size] = {3 if head == "sequence" else 30}
     ids, mask = inputs_of(reference, 30)
     ids, mask = (ids, mask) if head == "sequence" else (ids[:1], mask[:1])
-    for each, output in ((model, model(ids, mask)), (reference, output_of(reference, ids, mask))):
+    for network, output in ((model, model(ids, mask)), (reference, output_of(reference, ids, mask))):
         scores = output.reshape(size, -1)
         cross_entropy(scores, torch.arange(size) % scores.size(1)).backward()
-        assert any(parameter.grad is not None for parameter in each.parameters())
+        assert any(parameter.grad is not None for parameter in network.parameters())
     gradients = {
         key: value.grad for key, value in reference.named_parameters(remove_duplicate=False) if value.grad is not None
     }
@@ -259,11 +260,11 @@ def test_a_missing_classification_head_is_refused_by_name(load, name: str, head:
         minhub_py.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"has no weights of the head of {architecture}"):
         inspect(str(tmp_path))
-    lost = "classifier.out_proj.bias" if head == "sequence" else "classifier.bias"
+    missing = "classifier.out_proj.bias" if head == "sequence" else "classifier.bias"
     names = load_file(complete / "model.safetensors")
-    lost = lost if lost in names else "classifier.bias"
-    rewritten(complete, tmp_path, architecture, lambda key: None if key == lost else key)
-    with pytest.raises(ValueError, match=f"missing: {lost}"):
+    missing = missing if missing in names else "classifier.bias"
+    rewritten(complete, tmp_path, architecture, lambda key: None if key == missing else key)
+    with pytest.raises(ValueError, match=f"missing: {missing}"):
         minhub_py.from_pretrained(tmp_path)
 
 
@@ -271,12 +272,12 @@ def test_a_missing_classification_head_is_refused_by_name(load, name: str, head:
 def test_an_incomplete_masked_lm_head_is_refused_by_name(load, name: str, tmp_path: Path) -> None:
     reference, _, folder = load(name, "masked_lm")
     prefix = reference.base_model_prefix + "."
-    lost = next(key for key in sorted(load_file(folder / "model.safetensors")) if not key.startswith(prefix))
-    rewritten(folder, tmp_path, type(reference).__name__, lambda key: None if key == lost else key)
-    with pytest.raises(ValueError, match=f"missing: {lost}"):
+    missing = next(key for key in sorted(load_file(folder / "model.safetensors")) if not key.startswith(prefix))
+    rewritten(folder, tmp_path, type(reference).__name__, lambda key: None if key == missing else key)
+    with pytest.raises(ValueError, match=f"missing: {missing}"):
         minhub_py.from_pretrained(tmp_path)
     [problem, *_] = verify(str(tmp_path))["problems"]
-    assert f"missing: {lost}" in problem
+    assert f"missing: {missing}" in problem
 
 
 REFUSED = [refusal for cases in ENCODERS.values() for refusal in cases.refused]

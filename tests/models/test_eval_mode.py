@@ -1,4 +1,4 @@
-"""Reading a model in training mode: without dropout, and without a change of the model that anybody could see."""
+"""Models in training mode are run without dropout, and without a visible change of the model."""
 
 import random
 import signal
@@ -21,7 +21,7 @@ PROMPTS = [[1, 2, 3], [5] * 20]
 
 
 def new(family):
-    """A model in training mode in which half of everything is dropped."""
+    """A model in training mode with dropout of 0.5."""
     torch.manual_seed(0)
     if family == "gpt2":
         model = gpt2(vocab_size=61, n_positions=32, n_embd=24, n_layer=2, n_head=4, embd_pdrop=0.5, resid_pdrop=0.5,
@@ -37,7 +37,7 @@ def new(family):
 
 
 class Noisy(nn.Module):
-    """A layer with something of its own in training mode."""
+    """A layer with its own behavior in training mode."""
 
     def __init__(self, inner) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def kept_beside_the_children(model):
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.kept = [drop]  # no child: a usual way not to register a module
+            self.kept = [drop]  # not a child: a common way not to register a module
 
         def forward(self, x):
             return self.kept[0](x)
@@ -110,7 +110,7 @@ CHANGES = [
 
 
 def state_of(model):
-    """All that reading might change."""
+    """The state that a run could change."""
     flags = [(name, id(module), module.training, list(vars(module))) for name, module in model.named_modules()]
     return flags, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -133,7 +133,7 @@ def test_training_mode_makes_no_difference(family, change) -> None:
         model.eval()
         ids, scores = generate(model, PROMPTS, 12, seed=1), score(model, PROMPTS)
         model.train()
-        model.drop.eval()  # as somebody may have left it
+        model.drop.eval()  # as a user may have set it
         before = state_of(model)
         assert generate(model, PROMPTS, 12, seed=1) == ids
         assert all(
@@ -173,20 +173,20 @@ def test_a_model_that_is_switched_while_its_text_comes(change) -> None:
 
 
 def test_nobody_sees_eval_mode_while_a_text_is_read() -> None:
-    """What another thread would see, or an interrupt leave."""
+    """The state that another thread would see, or that an interrupt would leave."""
     for family, change in (("gpt2", double), ("gpt2", hook), ("gptneo", forward_of_a_layer)):
-        model, seen = new(family), []
+        model, recorded = new(family), []
         change(model)
 
-        def act(x, model=model, seen=seen):
-            seen.append(all(module.training for module in model.modules()))
+        def act(x, model=model, recorded=recorded):
+            recorded.append(all(module.training for module in model.modules()))
             return F.gelu(x)
 
         model.h[0].mlp.act = act
         generate(model, PROMPTS, 5, seed=1)
         score(model, PROMPTS)
-        assert len(seen) > 5
-        assert all(seen)
+        assert len(recorded) > 5
+        assert all(recorded)
 
 
 @pytest.mark.parametrize("change", [double, hook])

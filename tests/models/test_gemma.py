@@ -1,4 +1,4 @@
-"""What only Gemma has, beside the cases of tests/support/cases/gemma.py."""
+"""Properties of Gemma only; see also the cases of tests/support/cases/gemma.py."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_layers_keep_no_more_than_their_window(load) -> None:
 
 @torch.no_grad()
 def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
-    """gemma3: settings below text_config, ids that end a text beside it; what is for pictures is left alone."""
+    """gemma3: settings are in text_config, end tokens next to it; settings and tensors for images are ignored."""
     settings = json.loads((load("gemma3_text")[2] / "config.json").read_text())
     config = Gemma3Config(text_config=settings, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60)
     reference = Gemma3ForConditionalGeneration(config).eval()
@@ -43,7 +43,7 @@ def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
-    """√48 is 6.928, and 6.9375 in bfloat16: what the first layer reads is transformers' to the last bit."""
+    """√48 is 6.928, and 6.9375 in bfloat16: the first layer's input is bitwise identical to transformers'."""
     config = AutoConfig.for_model("gemma", vocab_size=61, hidden_size=48, intermediate_size=8, num_hidden_layers=1,
                                   num_attention_heads=2, num_key_value_heads=1, head_dim=8)  # fmt: skip
     reference = AutoModelForCausalLM.from_config(config).to(dtype).eval()
@@ -60,7 +60,7 @@ def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_
 
 @torch.inference_mode()
 def test_the_native_runner_rounds_it_too() -> None:
-    """A block of zeros adds its bias only; without that, the last norm would not see the factor."""
+    """A block of zeros adds its bias only; without it, the last norm would remove the factor."""
     settings = {"model_type": "gemma", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 8,
                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
                 "attention_bias": True}  # fmt: skip
@@ -72,7 +72,7 @@ def test_the_native_runner_rounds_it_too() -> None:
     runner = runner_of(model)
     assert type(runner) is NativeRunner
     ids = list(range(10))
-    library().choose(b"avx2")  # where the chosen kernels round what goes into products, too, these do not
+    library().choose(b"avx2")  # these kernels do not round the inputs of products, even if the default ones do
     try:
         logits = runner.forward({0: ids}, runner.new_cache(1, 20), every=True)
     finally:

@@ -1,6 +1,6 @@
-"""GPT-OSS with its experts in MXFP4, as the published files have them: what tests/support/cases/gptoss.py leaves out.
+"""GPT-OSS with experts in MXFP4, as in the published files; tests/support/cases/gptoss.py has the other cases.
 
-The reference is transformers' model with the weights that its own code makes of the blocks and scales.
+The reference is transformers' model with weights that transformers unpacks from the blocks and scales.
 """
 
 import copy
@@ -37,17 +37,17 @@ SMALL = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermed
 
 @torch.no_grad()
 def packed_checkpoint(folder: Path, settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    """Write a file with random experts in MXFP4; the reference, in float32, with what transformers makes of them."""
+    """Write a file with random experts in MXFP4. Returns the reference in float32, unpacked by transformers."""
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
     draw(reference)
     tensors = {name: tensor.to(dtype) for name, tensor in reference.state_dict().items()}
-    reference.load_state_dict(tensors)  # rounded alike
+    reference.load_state_dict(tensors)  # rounded equally
     generator = torch.Generator().manual_seed(1)
     for name, weight in reference.named_parameters():
         if name.endswith(("gate_up_proj", "down_proj")):
             E, inputs, outputs = weight.shape
             blocks = torch.randint(256, (E, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
-            # Around the scale by which activations keep their size, each group with its own.
+            # Near the scale that preserves the size of activations, different for each group.
             middle = 127 + round(float(torch.tensor(0.6 * inputs**-0.5).log2()))
             low, high = middle - 2, middle + 2
             scales = torch.randint(low, high, (E, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
@@ -61,7 +61,7 @@ def packed_checkpoint(folder: Path, settings: dict[str, Any], dtype: torch.dtype
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    """The reference, our model, and the file. They are shared: leave them as they are."""
+    """The reference, our model, and the file. They are shared: do not change them."""
     folder = tmp_path_factory.mktemp("mxfp4")
     reference = packed_checkpoint(folder, SMALL)
     return reference, minhub_py.from_pretrained(folder, device="cpu"), folder
@@ -84,9 +84,9 @@ def test_logits_match_transformers(packed) -> None:
 
 def test_weights_of_experts_are_transformers_own(packed) -> None:
     reference, model, _ = packed
-    for ours, theirs in zip(model.layers, reference.model.layers, strict=True):
+    for ours, reference_layer in zip(model.layers, reference.model.layers, strict=True):
         for name in ("gate_up_proj", "down_proj"):
-            weight = getattr(theirs.mlp.experts, name)
+            weight = getattr(reference_layer.mlp.experts, name)
             for number in range(SMALL["num_local_experts"]):
                 assert torch.equal(getattr(ours.mlp.experts, name).expert(number, torch.float32), weight[number])
 
@@ -94,7 +94,7 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 def test_native_logits_match_forward(packed, kernels: str) -> None:
-    """Straight from the file's bytes; the same bits at once, in pieces, and with other rows beside."""
+    """From the bytes of the file; bitwise identical in one call, in chunks, and with other rows."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
@@ -118,7 +118,7 @@ def test_native_logits_match_forward(packed, kernels: str) -> None:
 
 @torch.inference_mode()
 def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
-    """A router with NaN or infinity chooses experts all the same, none twice; the logits say what is wrong."""
+    """A router with NaN or infinity still chooses different experts; the logits show the error."""
     for value in (torch.nan, -torch.inf, torch.inf):
         model = copy.deepcopy(packed[1])
         model.layers[0].mlp.router.bias.fill_(value)
@@ -129,7 +129,7 @@ def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
 
 
 def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
-    """A bfloat16 file's long texts are read by the compiled code too: forward would unpack experts at each call."""
+    """The C decoder computes long texts of a bfloat16 file, too: `forward` would unpack experts at each call."""
     reference = packed_checkpoint(tmp_path, SMALL, torch.bfloat16)
     model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -148,7 +148,7 @@ def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
 
 
 def test_packed_stays_packed(packed, tmp_path: Path) -> None:
-    """Saved and converted both ways, the experts are the file's own bytes, and the logits the same."""
+    """Saved, and converted in both directions: the bytes of the experts and the logits are the same."""
     _, model, folder = packed
     ids = ids_of(2)
     minhub_py.save_pretrained(model, tmp_path / "saved")
@@ -167,12 +167,12 @@ def test_packed_stays_packed(packed, tmp_path: Path) -> None:
     half = Checkpoint(tmp_path / "half")
     assert {tensor.dtype for tensor in half.meta.values()} == {torch.bfloat16, torch.uint8}
     for name in ("saved", "hub", "native", "back", "half"):
-        # transformers itself needs Triton to load it, even on a CPU; what it reads of the config:
+        # transformers needs Triton to load it, even on a CPU. It reads these settings:
         assert AutoConfig.from_pretrained(tmp_path / name).quantization_config == MXFP4
 
 
 def test_texts_are_the_references(packed) -> None:
-    """Greedy ones, and a row of a batch as it is alone."""
+    """Greedy texts, and rows of a batch equal single runs."""
     reference, model, _ = packed
     reference.generation_config.eos_token_id = None
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17, 30)]
@@ -202,7 +202,7 @@ def test_verify_finds_scales_that_are_nan(packed, tmp_path: Path, layout: str) -
     file = tmp_path / layout / "model.safetensors"
     convert(Checkpoint(packed[2]), file.parent, to=layout)
     with safe_open(file, "pt") as opened:
-        about = opened.metadata()  # which tells the layout
+        about = opened.metadata()  # which determines the layout
     tensors = load_file(file)
     first, *_, last = (name for name in tensors if name.endswith("scales"))
     tensors[first].view(-1)[[0, 5, -1]] = torch.tensor([255, 254, 255], dtype=torch.uint8)
@@ -233,12 +233,12 @@ def test_a_tensor_of_another_form_is_refused(packed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
-    """Attention, embedding and head; the experts stay as they are."""
+    """Attention, embedding and head are quantized; the experts do not change."""
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     assert type(runner_of(smaller)) is NativeRunner
-    for mine, other in zip(experts_of(smaller), experts_of(model), strict=True):
-        assert torch.equal(mine.blocks, other.blocks)
+    for ours, other in zip(experts_of(smaller), experts_of(model), strict=True):
+        assert torch.equal(ours.blocks, other.blocks)
     ids = ids_of(1)
     with torch.no_grad():
         expected, actual = reference(ids).logits, smaller(ids)
@@ -260,7 +260,7 @@ def test_operations_that_need_floats_are_rejected(packed, tmp_path: Path) -> Non
 
 
 def test_a_fresh_packed_model(packed) -> None:
-    """Sized by a packed file's config it is as small: random blocks, at the scale that the config asks for."""
+    """A model from a packed file's config has random blocks, with the scale of the config."""
     fresh = minhub_py.gptoss_from_config(packed[2])
     assert fresh.config == packed[1].config
     weight = torch.stack([experts.expert(0, torch.float32).std() for experts in experts_of(fresh)])
@@ -289,14 +289,14 @@ runner = runner_of(model)
 ids = json.loads(sys.argv[2])
 logits = runner.forward({0: ids}, runner.new_cache(1, 256), every=True).clone()
 torch.save(logits, sys.argv[3])
-tell()
+report()
 """
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)  # transformers makes 1.6 billion numbers of the blocks
 def test_at_the_real_width(tmp_path: Path) -> None:
-    """Two layers as wide as the published models', 0.9 GB: their logits, and what memory they take."""
+    """The logits and the memory of two layers with the published sizes, 0.9 GB."""
     settings = {"model_type": "gpt_oss", "vocab_size": 2000, "num_hidden_layers": 2, "num_local_experts": 32}
     reference = packed_checkpoint(tmp_path, settings)
     ids = torch.randint(2000, (1, 200), generator=torch.Generator().manual_seed(0))  # longer than the window, 128
@@ -308,4 +308,4 @@ def test_at_the_real_width(tmp_path: Path) -> None:
     assert_close(torch.load(tmp_path / "logits.pt"), expected)
     assert grown["RssAnon"] < 100 * MB
     assert grown["VmHWM"] < size + 100 * MB
-    assert grown["VmRSS"] > 0.8 * size  # or else nothing was measured
+    assert grown["VmRSS"] > 0.8 * size  # otherwise nothing was measured

@@ -1,4 +1,4 @@
-"""What only Llama and its kin have, beside the cases of tests/support/cases/llama.py."""
+"""Properties of Llama and similar models only; see also the cases of tests/support/cases/llama.py."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_layers_keep_no_more_than_their_window(load) -> None:
 
 
 def test_the_text_model_of_a_multimodal_file(load, tmp_path: Path) -> None:
-    """mistral3: settings below text_config, tensors below language_model; what is for pictures is left alone."""
+    """mistral3: settings are in text_config, tensors below language_model; those for images are ignored."""
     _, model, folder = load("ministral3")
     settings = json.loads((folder / "config.json").read_text())
     outer = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": settings,

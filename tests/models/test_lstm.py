@@ -1,12 +1,12 @@
-"""The LSTM against its equations, written out in float64, and against a model trained on War and Peace."""
+"""The LSTM compared with its equations in float64, and with a model trained on War and Peace."""
 
 import json
 import re
-from itertools import cycle
 
 import pytest
 import torch
 from real_data import real_data
+from references import assert_identical, read
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -47,7 +47,7 @@ def war_and_peace(folder):
 
 
 def encode(text):
-    """The ids of a text, by vocab.json and the filter that the model of War and Peace was trained with."""
+    """The token IDs of a text, by vocab.json and the filter of the training on War and Peace."""
     text = re.sub(r"[^A-Za-z0-9 \-\.;,\n\?!]", "", text)
     text = re.sub(" +", " ", re.sub("\n+", " ", text))
     vocabulary = json.loads((real_data("war-and-peace-lstm") / "vocab.json").read_text(encoding="utf-8"))
@@ -99,10 +99,10 @@ def test_war_and_peace_sizes_are_read_from_the_tensors(war_and_peace):
 @torch.no_grad()
 @pytest.mark.parametrize("names", [("_embedding.", "_lstm.", "_out."), ("encoder.", "rnn.", "decoder.")])
 def test_a_state_dict_alone_is_a_model(names, tmp_path):
-    """model.pt as training scripts save it, without a config.json: the tensors tell the sizes."""
+    """model.pt as training scripts save it, without a config.json: the sizes follow from the tensors."""
     model, weights = new_model("two-layers")
-    theirs = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
-    state = {re.sub(r"^\w+\.", lambda result: theirs[result[0]], name): tensor for name, tensor in weights.items()}
+    hub_names = dict(zip(("embedding.", "lstm.", "head."), names, strict=True))
+    state = {re.sub(r"^\w+\.", lambda result: hub_names[result[0]], name): tensor for name, tensor in weights.items()}
     torch.save({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "model.pt")
 
     result = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float32")
@@ -115,13 +115,6 @@ def test_a_state_dict_alone_is_a_model(names, tmp_path):
     again = minhub_py.from_pretrained(str(tmp_path / "again"), device="cpu", dtype="float32")
     assert again.config == result.config
     assert torch.equal(again(some_ids(model)), model(some_ids(model)))
-
-
-def assert_identical(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert torch.equal(actual[name], tensor), name
 
 
 def equations(weights, ids, layers, tied):
@@ -148,7 +141,7 @@ def equations(weights, ids, layers, tied):
 
 
 def new_model(name):
-    """A model with weights so large that gates open and shut, in the Hub's names too."""
+    """A model with weights so large that gates open and close, also under the Hub's names."""
     config = {**SMALL, **CASES[name]}
     model = minhub_py.lstm(**config)
     generator = torch.Generator().manual_seed(0)
@@ -166,7 +159,7 @@ def some_ids(model, rows=3, seed=1):
 
 
 def reference(model, weights, ids):
-    """The logits by the equations, of weights in the Hub's names."""
+    """The logits by the equations, for weights under the Hub's names."""
     return equations(weights, ids, model.config.num_layers, model.config.tie_word_embeddings)
 
 
@@ -174,17 +167,6 @@ def assert_close(actual, expected, tolerance=5e-5):
     assert actual.shape == expected.shape
     assert expected.abs().max() > 10, "the test's own weights are too small to show a difference"
     assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
-
-
-@torch.no_grad()
-def read(model, ids, sizes, cache):
-    """The logits of all of `ids` (B, T), read through the cache in pieces of `sizes`."""
-    parts, place = [], 0
-    for size in cycle(sizes):
-        parts.append(model(ids[:, place : place + size], cache))
-        place += size
-        if place >= ids.shape[1]:
-            return torch.cat(parts, dim=1)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,7 +205,7 @@ def test_rows_of_different_lengths_match_single_rows(name):
             cache.set_row(row, filled(model, ids[row, :length]))
     lengths = go_on(model, cache, ids, expected, lengths, [1, 1, 3, 1])
 
-    cache.set_row(3, filled(model, ids[3, :2]))  # another text takes the place of one that ended
+    cache.set_row(3, filled(model, ids[3, :2]))  # another text replaces one that has ended
     lengths[3] = 2
     lengths = go_on(model, cache, ids, expected, lengths, [1, 4])
 
@@ -234,7 +216,7 @@ def test_rows_of_different_lengths_match_single_rows(name):
 
 @torch.no_grad()
 def filled(model, text):
-    """A cache of one row that has read `text`."""
+    """A cache of one row with the positions of `text`."""
     cache = model.new_cache(1, LENGTH)
     model(text[None], cache)
     return cache
@@ -242,7 +224,7 @@ def filled(model, text):
 
 @torch.no_grad()
 def go_on(model, cache, ids, expected, lengths, sizes):
-    """Step all rows together, each from its own place; the rows' new lengths."""
+    """Run a step of all rows, each from its position. Returns the new lengths."""
     for size in sizes:
         now = [slice(length, length + size) for length in lengths]
         actual = model(torch.stack([row[part] for row, part in zip(ids, now, strict=True)]), cache)
@@ -253,11 +235,11 @@ def go_on(model, cache, ids, expected, lengths, sizes):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_match_autograd_of_the_equations(name):
-    """Those that autograd finds for the equations, for every weight."""
+    """Gradients equal autograd's for the equations, for every weight."""
     model, _ = new_model(name)
     ids = some_ids(model)
     model.double()
-    if name != "dropout":  # acts in training
+    if name != "dropout":  # has an effect in training
         model.train()
     cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
 

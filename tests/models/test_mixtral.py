@@ -23,7 +23,7 @@ def mapped_ranges(file: Path) -> list[tuple[int, int]]:
 
 @torch.inference_mode()
 def test_experts_stay_in_the_mapped_file(load, tmp_path: Path) -> None:
-    """Apart, and stacked as transformers has them in memory: in both cases nothing is copied."""
+    """Separate, and stacked as in transformers' memory: neither is copied."""
     _, model, folder = load("qwen3_moe")
     tensors = load_file(folder / "model.safetensors")
     stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
@@ -49,7 +49,7 @@ def test_experts_stay_in_the_mapped_file(load, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_quantized_experts_match_forward(load, kind: str, dtype: str) -> None:
-    """The same bits at once, in pieces, and in a batch."""
+    """Bitwise identical in one call, in chunks, and in a batch."""
     model = minhub_py.from_pretrained(load("qwen3_moe-all-experts")[2], device="cpu", quantize=kind, dtype=dtype)
     experts = [module for module in model.modules() if isinstance(module, QuantizedExperts)]
     assert {module.kind for module in experts} == {kind}
@@ -103,7 +103,7 @@ def test_invalid_scores_select_distinct_experts(value: float) -> None:
 
 @torch.inference_mode()
 def test_bias_of_the_choice_selects_but_does_not_weight() -> None:
-    """transformers' random models have no bias: here one changes the choice, in `forward` and in C alike."""
+    """transformers' random models have no bias: here one changes the choice, in `forward` and in C."""
     model: Any = random_model("lfm2_moe")
     ids = ids_of(1)
     before = model(ids)

@@ -1,9 +1,9 @@
-"""GPT-2 and GPT-Neo against transformers: rows, windows, files of every age, dropout, torch.compile.
+"""GPT-2 and GPT-Neo compared with transformers: rows, windows, old and new files, dropout, torch.compile.
 
-What all families have in common is in test_architectures.py, which has the same cases.
+Tests of all architectures are in test_architectures.py, which has the same cases.
 
-The reference's weights are drawn large: logits span tens and attention is far from uniform, so that a wrong mask,
-scale or layout moves them by thousands of times the tolerance.
+The reference's weights are large, so that logits differ by tens and attention is far from uniform: a wrong mask, scale
+or layout changes logits by thousands of times the tolerance.
 """
 
 import json
@@ -16,6 +16,7 @@ import pytest
 import torch
 from cases import ARCHITECTURES
 from pairs import in_pairs
+from references import assert_identical, read
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoConfig, GPTNeoForCausalLM
@@ -27,7 +28,7 @@ from minhub_py.models.base import ACTIVATIONS
 
 TOLERANCE = 5e-5  # of the largest logit; float32 sums in another order differ by some 1e-6
 
-# The tables' cases, in a context that a test can fill.
+# The tables' cases, with a context that a test can fill.
 CONTEXT = 37
 CASES = {
     name: {**ARCHITECTURES[family].small, **case, context: CONTEXT}
@@ -35,7 +36,7 @@ CASES = {
     for name, case in ARCHITECTURES[family].cases.items()
 }
 DROPOUTS = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "embed_dropout", "attention_dropout", "resid_dropout"}
-ONE_EACH = ("gpt2", "gpt_neo")  # for what does not depend on the settings
+ONE_EACH = ("gpt2", "gpt_neo")  # for tests that do not depend on the settings
 HEADS = (*ONE_EACH, "gpt2-untied", "gpt_neo-untied")
 
 
@@ -44,7 +45,7 @@ def settings_class(name):
 
 
 def draw_weights(reference, seed=0):
-    """Random weights by which activations keep their size, attention is uneven, and logits span tens."""
+    """Random weights that preserve the size of activations; attention is uneven, and logits differ by tens."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
@@ -68,7 +69,7 @@ def new_reference(name, **changes):
 
 
 def twins(name, **changes):
-    """The reference and our model of the same weights, both in eval mode, by way of no file."""
+    """The reference and our model of the same weights, both in eval mode, without a file."""
     reference = new_reference(name, **changes)
     family = minhub_py.gpt2 if name.startswith("gpt2") else minhub_py.gptneo
     model = family(**{**CASES[name], **changes})
@@ -121,24 +122,13 @@ def first(error):
     return int((error > TOLERANCE).int().argmax())
 
 
-@torch.no_grad()
-def read(model, ids, sizes, cache):
-    """The logits of all of `ids` (B, T), read through the cache in pieces of `sizes`."""
-    parts, place = [], 0
-    for size in cycle(sizes):
-        parts.append(model(ids[:, place : place + size], cache))
-        place += size
-        if place >= ids.shape[1]:
-            return torch.cat(parts, dim=1)
-
-
 @pytest.mark.parametrize(("name", "sizes"), in_pairs(list(CASES), [[1], [3], [1, 1, 3, 1, 9, 1, 2, 6], [10, 1]]))
 def test_rows_of_different_lengths_match_transformers(load, name, sizes):
     reference, model, _, _, _ = load(name)
     ids = some_ids(reference, rows=4, seed=2)
     expected = logits_of(reference, ids)
     context = ids.shape[1]
-    # Nothing read, one token, and prompts below and beyond the small windows: one read at once, one in pieces.
+    # No prompt, one token, and prompts below and beyond the small windows: one in one call, one in chunks.
     lengths = [0, 1, context // 6, context // 3]
     cache = model.new_cache(4, context)
     for row, length in enumerate(lengths):
@@ -146,7 +136,7 @@ def test_rows_of_different_lengths_match_transformers(load, name, sizes):
             cache.set_row(row, filled(model, ids[row, :length], context, [length] if row < 3 else [2, 1]))
     lengths = go_on(model, cache, ids, expected, lengths, context - lengths[3], sizes)
 
-    # The full row makes way for a short one: nothing of the text before may be left in sight.
+    # A short text replaces the full row: it must not attend to the previous text.
     assert lengths[3] == context
     cache.set_row(3, filled(model, ids[3, :2], context, [1]))
     lengths[3] = 2
@@ -156,7 +146,7 @@ def test_rows_of_different_lengths_match_transformers(load, name, sizes):
 
 @torch.no_grad()
 def filled(model, text, max_length, sizes):
-    """A cache of one row that has read `text`."""
+    """A cache of one row with the positions of `text`."""
     cache = model.new_cache(1, max_length)
     read(model, text[None], sizes, cache)
     return cache
@@ -164,7 +154,7 @@ def filled(model, text, max_length, sizes):
 
 @torch.no_grad()
 def go_on(model, cache, ids, expected, lengths, count, sizes):
-    """Step all rows together by `count` positions, each row from its own place; the rows' new lengths."""
+    """Run all rows for `count` positions, each from its position. Returns the new lengths."""
     for size in cycle(sizes):
         size = min(size, count)  # noqa: PLW2901
         if not size:
@@ -206,12 +196,12 @@ def test_a_full_cache_says_so_and_is_left_alone(load, name):
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7])
 def test_the_window_ends_with_the_current_position(window):
-    """In one local layer, position t sees exactly t - window + 1 ... t: a change elsewhere leaves its logits alone."""
+    """In one local layer, position t attends to t - window + 1 ... t: a change elsewhere does not change its logits."""
     layer = {"attention_types": [[["local"], 1]], "num_layers": 1, "window_size": window}
     reference, model = twins("gpt_neo-all-local", **layer)
 
-    def seen(logits):
-        """Whether position t (row) saw position p (column), by whether a change at p moves its logits."""
+    def visible(logits):
+        """Whether position t (row) attends to position p (column): whether a change at p changes its logits."""
         before = logits(ids)
         changed = [torch.cat([ids[:, :p], (ids[:, p : p + 1] + 1) % 61, ids[:, p + 1 :]], dim=1) for p in range(16)]
         return torch.stack([(logits(other) - before).abs().amax(dim=2)[0] > 1e-3 for other in changed], dim=1)
@@ -219,11 +209,11 @@ def test_the_window_ends_with_the_current_position(window):
     ids = some_ids(reference, rows=1)[:, :16]
     ones = torch.ones(16, 16, dtype=torch.bool)
     expected = ones.tril() & ~ones.tril(-window)
-    assert torch.equal(seen(lambda ids: logits_of(reference, ids)), expected)
+    assert torch.equal(visible(lambda ids: logits_of(reference, ids)), expected)
     with torch.no_grad():
-        assert torch.equal(seen(model), expected)
+        assert torch.equal(visible(model), expected)
     for sizes in ([1], [5]):
-        assert torch.equal(seen(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
+        assert torch.equal(visible(lambda ids, sizes=sizes: read(model, ids, sizes, model.new_cache(1, 16))), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gpt_neo")])
@@ -247,7 +237,7 @@ def test_the_familys_own_entry_point(load, name):
         getattr(minhub_py, f"{other}_from_pretrained")(str(folder))
 
 
-# The stated precision of 16 bits, of the largest logit: 8 and 11 bits of mantissa, through up to 5 layers.
+# Precision of 16 bits relative to the largest logit: 8 and 11 bits of mantissa, through up to 5 layers.
 PRECISIONS = {"bfloat16": 0.08, "float16": 0.01}
 
 
@@ -276,7 +266,7 @@ ONE_LAYER = {
 
 @pytest.mark.parametrize("name", ONE_LAYER)
 def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypatch):
-    """GPT-Neo, and GPT-2 where it is asked to, multiply queries and keys in float32; in float16 these are infinite."""
+    """GPT-Neo, and GPT-2 with a setting, multiply queries and keys in float32; in float16 the products are infinite."""
     reference = new_reference(name, **ONE_LAYER[name])
     with torch.no_grad():
         for weight, parameter in reference.named_parameters():
@@ -290,7 +280,7 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
     expected = logits_of(reference.float(), ids)
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", dtype="float16")
 
-    # PyTorch's kernel for CPUs adds up in float32 by itself; those of other devices do not.
+    # PyTorch's kernel for CPUs sums in float32; kernels of other devices do not.
     def attention(q, k, v, attend=torch.nn.functional.scaled_dot_product_attention, **options):
         assert q.dtype == k.dtype == torch.float32
         return attend(q, k, v, **options)
@@ -300,7 +290,7 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
         actual = model(ids)
     cached = read(model, ids, [12, 1, 5], model.new_cache(3, 37))
     for logits in (actual, cached):
-        # The two largest of such scores may be closer than float16 tells them apart: not every position agrees.
+        # The two largest scores may be equal in float16, so that not every position agrees.
         error = (logits.float() - expected).abs().amax(dim=2) / expected.abs().max()
         assert logits.isfinite().all()
         assert (error < PRECISIONS["float16"]).float().mean() > 0.9
@@ -308,13 +298,6 @@ def test_scores_beyond_float16_are_computed_in_float32(name, tmp_path, monkeypat
 
 def tensors_in(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
-def assert_identical(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert actual[name].dtype == tensor.dtype, name
-        assert torch.equal(actual[name], tensor), name
 
 
 @pytest.mark.parametrize("shards", ["one-file", "shards"])
@@ -345,20 +328,20 @@ def test_transformers_loads_saved_models(name, dtype, shards, tmp_path):
 def test_saved_settings_are_those_of_the_original(load, name, tmp_path):
     reference, model, folder, _, _ = load(name)
     minhub_py.save_pretrained(model, tmp_path)
-    actual, expected = (json.loads((place / "config.json").read_text()) for place in (tmp_path, folder))
+    actual, expected = (json.loads((path / "config.json").read_text()) for path in (tmp_path, folder))
     shared = actual.keys() & expected.keys()
     assert {key: actual[key] for key in shared} == {key: expected[key] for key in shared}
     assert shared >= {*CASES[name], "model_type", "architectures"}
-    # What transformers makes of it, with its defaults for settings that are its own alone.
-    ours, theirs = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
-    for settings in (ours, theirs):
+    # As transformers reads it, with defaults for settings that only transformers has.
+    ours, reference_model = AutoConfig.from_pretrained(tmp_path).to_dict(), reference.config.to_dict()
+    for settings in (ours, reference_model):
         for key in ("_name_or_path", "dtype", "transformers_version"):
             settings.pop(key, None)
-    assert ours == theirs
+    assert ours == reference_model
 
 
 def with_masks(state, family, dtype):
-    """The causal masks that old checkpoints hold as if they were weights."""
+    """The causal masks that old checkpoints contain as weights."""
     attention = "attn" if family == "gpt2" else "attn.attention"
     mask = torch.ones(1, 1, 37, 37, dtype=dtype).tril()
     layers = range(3 if family == "gpt2" else 4)
@@ -411,7 +394,7 @@ def write_sharded_bin(state, folder):
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-# Names and containers are told apart by different code: every name once, every container with the newest and oldest.
+# Names and containers are independent: every name once, every container with the newest and the oldest names.
 AGES = [(names, write_safetensors) for names in OLD_NAMES]
 AGES += [(names, write) for names in ("today", "bare-with-masks") for write in (write_bin, write_bin_of_2019)]
 AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "compiled")]
@@ -421,7 +404,7 @@ AGES += [(names, write_sharded_bin) for names in ("today", "bare-with-masks", "c
 @pytest.mark.parametrize(("names", "write"), AGES, ids=[f"{names}-{write.__name__}" for names, write in AGES])
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_files_of_every_transformers_version_load(load, name, write, names, head, tmp_path):
-    """Each file below the config holds the same model. A state dict lists the head even where it is tied."""
+    """Each file next to the config contains the same model. A state dict lists the head even if it is tied."""
     reference, model, folder, ids, _ = load(name)
     state = dict(reference.state_dict())
     if head == "no-head":
@@ -441,7 +424,7 @@ def test_files_of_every_age_with_a_head_of_their_own(load, name, write, names, t
 
 @contextmanager
 def compiled(model, backend):
-    """torch.compile in one piece, with what it remembers of other models gone before and after."""
+    """torch.compile without graph breaks; its caches of other models are reset before and after."""
     torch.compiler.reset()
     try:
         yield torch.compile(model, backend=backend, fullgraph=True)
@@ -464,15 +447,15 @@ def test_models_compiled_by_dynamo_match(load, name):
         cache = model.new_cache(3, 37)
         assert_close(read(fast, ids[:, :9], [9], cache), expected[:, :9])
         go_on(fast, cache, ids, expected, [9, 9, 9], 2, [1])
-        known = len(graphs)
+        count = len(graphs)
         go_on(fast, cache, ids, expected, [11, 11, 11], 6, [1])
-        assert len(graphs) == known, "compiled anew for each token"
+        assert len(graphs) == count, "compiled anew for each token"
         go_on(fast, cache, ids, expected, [17, 17, 17], 4, [4])
         cache.set_row(1, filled(model, ids[1, :2], 37, [2]))
         go_on(fast, cache, ids, expected, [21, 2, 21], 5, [4, 1])
 
 
-@pytest.mark.soak  # a minute of g++; what Dynamo makes of a model is tested without it
+@pytest.mark.soak  # a minute of g++; another test covers the graphs of Dynamo
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
 def test_models_compiled_by_inductor_match(load, name):
     if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "g++", "clang++"])) and os.environ.get("CI") != "true":
@@ -481,7 +464,7 @@ def test_models_compiled_by_inductor_match(load, name):
     with compiled(model, "inductor") as fast:
         with torch.no_grad():
             assert_close(fast(ids), expected)
-        # As few lengths as tell a prompt from a token, and one step from the next: each is compiled anew.
+        # As few lengths as possible, since each is compiled: a prompt, a token, and two steps.
         assert_close(read(fast, ids[:, :12], [9, 1, 1, 1], model.new_cache(3, 16)), expected[:, :12])
 
 
@@ -506,14 +489,14 @@ def test_gradients_match_transformers(name):
         assert actual[weight].isfinite().all(), weight
         largest = gradient.abs().max()
         if name.startswith("gpt_neo-window-1") and weight.endswith(("q_proj.weight", "k_proj.weight")) and not largest:
-            continue  # a window of one position has nothing to choose from
+            continue  # a window of one position has a single weight
         assert largest > 0, weight
         assert (actual[weight] - gradient).abs().max() <= 1e-4 * largest, weight
 
 
 @pytest.mark.parametrize("chosen", sorted(DROPOUTS))
 def test_each_dropout_acts_where_the_references_does(chosen):
-    """At a probability of 1 dropout is no matter of chance, and one place left out shows in the logits."""
+    """Dropout with a probability of 1 is deterministic; the logits show a missing dropout layer."""
     name = "gpt2" if chosen.endswith("pdrop") else "gpt_neo"
     dropouts = {key: 0.0 for key in DROPOUTS if hasattr(settings_class(name)(), key)}
     assert chosen in dropouts

@@ -1,15 +1,16 @@
-"""The sinusoidal decoder against torch.nn.TransformerEncoder, in files as christianb93's MLLM writes them."""
+"""The sinusoidal decoder compared with torch.nn.TransformerEncoder, in files as christianb93's MLLM writes them."""
 
 import json
 import pickle
 import re
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import succeeded
+from references import assert_close, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +21,6 @@ from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.models.sinusoidal import SinusoidalConfig
 
-TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 40
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 8,
          "intermediate_size": 44, "max_position_embeddings": 48}  # fmt: skip
@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Reference(nn.Module):
-    """PyTorch's own encoder under a causal mask; parameters and buffers have the names of MLLM's."""
+    """PyTorch's encoder with a causal mask; parameters and buffers have MLLM's names."""
 
     def __init__(self, config: SinusoidalConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Reference(nn.Module):
         self._pe_embedding = nn.Module()
         table = [
             [[p / 10000 ** (i // 2 * 2 / size) + torch.pi / 2 * (i % 2) for i in range(size)]] for p in range(context)
-        ]  # a cosine is a sine a quarter of a turn on
+        ]  # a cosine is a sine with another phase
         self._pe_embedding.register_buffer("_pe", torch.tensor(table, dtype=torch.float64).sin().float())
         layer = nn.TransformerEncoderLayer(
             size, config.num_attention_heads, config.intermediate_size, config.dropout, config.hidden_act,
@@ -77,7 +77,7 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """load(name): the reference, and our model of its model.pt. They are shared: leave them as they are."""
+    """load(name): the reference, and our model of its model.pt. They are shared: do not change them."""
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Reference, Any, Path]:
@@ -86,7 +86,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
             reference = Reference(SinusoidalConfig(**settings)).eval()
             torch.save(reference.state_dict(), folder / "model.pt")
             (folder / "config.json").write_text(json.dumps({"model_type": "sinusoidal", **settings}))
-            with torch.inference_mode(False):  # whichever test is the first
+            with torch.inference_mode(False):  # independent of the order of tests
                 loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
         return loaded[name]
 
@@ -97,15 +97,10 @@ def ids_of(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_pytorch(load: Any, name: str) -> None:
-    """Of one row and of three; at once, and by a cache in pieces of several sizes."""
+    """Logits of one row and of three; in one call, and with a cache in chunks of several sizes."""
     reference, model, _ = load(name)
     for rows in (1, 3):
         ids = ids_of(rows)
@@ -113,20 +108,14 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
         assert expected.abs().max() > 3
         assert_close(model(ids), expected)
         for pieces in ([1], [3, 1, 11, 1, 2]):
-            cache, logits, place = model.new_cache(rows, LENGTH), [], 0
-            for size in cycle(pieces):
-                logits.append(model(ids[:, place : place + size], cache))
-                place += size
-                if place >= LENGTH:
-                    break
-            assert_close(torch.cat(logits, dim=1), expected)
+            assert_close(read(model, ids, pieces, model.new_cache(rows, LENGTH)), expected)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 @pytest.mark.parametrize("name", CASES)
 def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None:
-    """The reference's logits, with each kernel; the same bits at once, in pieces, and with other rows beside."""
+    """The reference's logits, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
     if library() is None or library().choose(kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
@@ -149,7 +138,7 @@ def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None
 
 @torch.no_grad()
 def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
-    """model.pt as MLLM's train.py leaves it, without a config.json: of 8 heads, and the rest the tensors tell."""
+    """model.pt as MLLM's train.py writes it, without a config.json: 8 heads; other sizes follow from the tensors."""
     reference, model, _ = load("as-in-mllm")
     torch.save(reference.state_dict(), tmp_path / "model.pt")
     result = minhub_py.from_pretrained(tmp_path, device="cpu")
@@ -160,7 +149,7 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_saved_models_load_in_the_reference(load: Any, tmp_path: Path) -> None:
-    """Under MLLM's names, all but the mask."""
+    """Saved under MLLM's names, without the mask."""
     reference, model, _ = load("two-heads")
     minhub_py.save_pretrained(model, tmp_path)
     again = minhub_py.from_pretrained(tmp_path, device="cpu")
@@ -228,7 +217,7 @@ def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
 
 
 def test_torchscript_matches_the_model(load: Any, tmp_path: Path) -> None:
-    """Any batch and length, gradients, dropout in training; the positions are in the file."""
+    """Any batch and length, gradients, dropout in training; the file contains the positions."""
     _, model, _ = load("as-in-mllm")
     save_torchscript(model, tmp_path / "model.pt")
     script = torch.jit.load(tmp_path / "model.pt")
@@ -243,7 +232,7 @@ def test_torchscript_matches_the_model(load: Any, tmp_path: Path) -> None:
 
 
 def test_generated_text(load: Any) -> None:
-    """Greedy text by the reference, and rows of a batch as they are alone."""
+    """Greedy text equals the reference's, and rows of a batch equal single runs."""
     reference, model, _ = load("as-in-mllm")
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17)]
     texts = minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
@@ -273,7 +262,7 @@ def test_unsupported_settings_are_rejected(load: Any, tmp_path: Path, settings: 
 
 
 def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
-    """From scratch by the settings of the registry, and fine-tuning of what came out."""
+    """Training from scratch with the settings of the registry, and fine-tuning of the result."""
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
     small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
@@ -287,7 +276,7 @@ def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
 
 
 def test_commands_train_compare_inspect_verify_and_generate(tmp_path: Path) -> None:
-    """minhub train, resume, generate and verify; positions are not learnt, and count nowhere as parameters."""
+    """minhub train, resume, generate and verify; positions are not trained and not counted as parameters."""
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a rose is a rose is a rose. " * 200)
     options = ["--family", "sinusoidal", "--layers", 1, "--width", 16, "--context", 16, "--batch", 4, "--threads", 1,
@@ -324,7 +313,7 @@ def words(tmp_path: Path) -> Path:
 
 
 def by_the_rules(text: str) -> list[int]:
-    """Each rule in turn on each word, from the left."""
+    """Apply each rule in order to each word, from the left."""
     ids = []
     for word in text.split():
         symbols = [*word[:-1], f"{word[-1]}</w>"]

@@ -1,6 +1,6 @@
-"""T5, an encoder and a decoder, against transformers: the same files, the same logits, texts, losses and gradients.
+"""T5, an encoder-decoder, compared with transformers: the same files, the same logits, texts, losses and gradients.
 
-What test_architectures.py checks of decoders alone is checked here of the two together.
+test_architectures.py has the same checks for decoders.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from references import assert_close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, T5ForConditionalGeneration
@@ -34,7 +35,6 @@ from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Model, Session
 
-TOLERANCE = 5e-5  # of the largest logit
 VOCABULARY = 61
 SMALL = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 44,
          "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
@@ -64,14 +64,14 @@ FEW = ("t5", "gated")
 
 
 def draw(model: torch.nn.Module) -> None:
-    """Large random weights, by which activations keep their size and attention is far from uniform."""
+    """Large random weights that preserve the size of activations; attention is far from uniform."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:
                 parameter.copy_(1 + 0.4 * noise)
-            elif "shared" in name or "relative" in name:  # small ids, or a tied model would repeat its last one
+            elif "shared" in name or "relative" in name:  # small IDs: a tied model would repeat its last token
                 parameter.copy_(noise * (0.5 if "shared" in name else 2.0))
             else:
                 parameter.copy_(noise * (0.6 if name.endswith(".q.weight") else 1.7) * parameter.shape[1] ** -0.5)
@@ -79,7 +79,7 @@ def draw(model: torch.nn.Module) -> None:
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(name): the reference, and our model of the file that it saves. They are shared: leave them as they are."""
+    """load(name): the reference, and our model of its saved file. They are shared: do not change them."""
     loaded: dict[str, Any] = {}
 
     def get(name: str) -> tuple[Any, Any, Path]:
@@ -87,13 +87,13 @@ def load(tmp_path_factory):
             folder = tmp_path_factory.mktemp(name)
             settings = SMALL | CASES[name]
             reference = T5ForConditionalGeneration(AutoConfig.for_model(**settings)).eval()
-            if name == "gated":  # a head of its own, as in T5 1.1
+            if name == "gated":  # an untied head, as in T5 1.1
                 reference.config.tie_word_embeddings = False
                 reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.clone())
             draw(reference)
             reference.save_pretrained(folder)
             (folder / "generation_config.json").unlink()
-            (folder / "config.json").write_text(json.dumps(settings))  # as it was given
+            (folder / "config.json").write_text(json.dumps(settings))  # the settings of the case
             loaded[name] = reference, minhub_py.from_pretrained(folder, device="cpu"), folder
         return loaded[name]
 
@@ -111,28 +111,23 @@ def wanted_of(reference: Any, source: torch.Tensor, ids: torch.Tensor) -> torch.
     return logits
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
-
-
 @torch.no_grad()
 def read(model: Any, source: torch.Tensor, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text that is read in pieces, their sizes again and again until its end."""
+    """The logits of a text in chunks of `sizes`, which are repeated until its end."""
     logits: list[torch.Tensor] = []
-    place = 0
+    position = 0
     for size in cycle(pieces):
-        if place >= ids.size(1):
+        if position >= ids.size(1):
             break
-        logits.append(model(None if logits else source, ids[:, place : place + size], cache))
-        place += size
+        logits.append(model(None if logits else source, ids[:, position : position + size], cache))
+        position += size
     return torch.cat(logits, dim=1)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
 def test_logits_match_transformers(load, name: str) -> None:
-    """Of one row and of three; at once, and by a cache in pieces; source and text beyond the farthest bucket."""
+    """Logits of one row and of three; in one call, and with a cache in chunks; beyond the last bucket."""
     reference, model, _ = load(name)
     for rows in (1, 3):
         source, ids = ids_of(rows, 47), ids_of(rows, 60)
@@ -145,7 +140,7 @@ def test_logits_match_transformers(load, name: str) -> None:
 
 @torch.no_grad()
 def test_rows_of_different_lengths_match_single_rows(load) -> None:
-    """Sources and texts of different lengths side by side in one cache, and what is left when some go."""
+    """Rows with inputs and texts of different lengths in one cache, and the remaining rows after some leave."""
     reference, model, _ = load("t5")
     sources, ids = [ids_of(1, length) for length in (3, 40, 17)], ids_of(3, 50)
     lengths, cache = [0, 9, 30], model.new_cache(3, 60)
@@ -191,9 +186,9 @@ def test_invalid_calls_are_rejected(load) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_generated_texts_match_transformers(load, name: str) -> None:
-    """Greedy text as transformers writes it, to its end; a row of a batch as it is alone.
+    """Greedy text to its end equals transformers'; rows of a batch equal single runs.
 
-    With a penalty too, for the text's own ids: without one, random weights make a text of few ids.
+    Also with a repetition penalty: without it, random weights generate a text of few different tokens.
     """
     reference, model, _ = load(name)
     prompts = [ids_of(1, length)[0].tolist() for length in (3, 17)]
@@ -201,7 +196,7 @@ def test_generated_texts_match_transformers(load, name: str) -> None:
         texts = minhub_py.generate(model, prompts, 12, temperature=0, repetition_penalty=penalty)
         for prompt, text in zip(prompts, texts, strict=True):
             ids = torch.tensor([prompt])
-            # No cache: transformers' expects an encoder of as many layers as the decoder.
+            # No cache: transformers' requires that encoder and decoder have equally many layers.
             expected = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
                                         use_cache=False, repetition_penalty=penalty)  # fmt: skip
             assert text == expected[0, 1:].tolist()
@@ -305,7 +300,7 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
     error = ((actual - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.8)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    assert not layers  # the encoder's too
+    assert not layers  # the encoder's, too
     [text] = minhub_py.generate(model, source.tolist(), 12, temperature=0, eos_id=None)
     assert text == minhub_py.generate(model, source.tolist(), 12, temperature=0, eos_id=None, speculate=4)[0]
 
@@ -320,9 +315,9 @@ def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> Non
     with torch.no_grad():
         expected = wanted_of(reference, source, ids)
         for saved in ("saved", "hub"):
-            theirs = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
-            assert theirs.config.decoder_start_token_id == reference.config.decoder_start_token_id
-            assert torch.equal(wanted_of(theirs, source, ids), expected)
+            reference_model = T5ForConditionalGeneration.from_pretrained(tmp_path / saved).eval()
+            assert reference_model.config.decoder_start_token_id == reference.config.decoder_start_token_id
+            assert torch.equal(wanted_of(reference_model, source, ids), expected)
         for saved in ("saved", "native", "hub"):
             assert verify(str(tmp_path / saved))["problems"] == []
             again = minhub_py.from_pretrained(tmp_path / saved, device="cpu")
@@ -383,7 +378,7 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
     [(name, None) for name in CASES] + [(name, kind) for name in FEW for kind in ("plain", "avx2", "avx512")],
 )
 def test_native_logits_match_forward(load, name: str, kernels: str | None) -> None:
-    """The logits of `forward`, with each kernel; the same bits at once, in pieces, and with other rows beside."""
+    """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
     if library() is None or library().choose(kernels and kernels.encode()) is None:
         pytest.skip(f"no {kernels} kernels here")
     try:
@@ -409,9 +404,9 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
             runner.encode(text, cache, row)
         first = runner.forward({0: ids[:5], 1: ids[:40], 2: ids[:2]}, cache).clone()
         assert torch.equal(first[[0, 2]], result[[4, 1]])
-        more = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
-        assert torch.equal(more[[0, 5, 6]], result[[5, 2, 3]])
-        assert_close(more[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
+        further = runner.forward({0: ids[5:6], 1: ids[40:44], 2: ids[2:4]}, cache, every=True)
+        assert torch.equal(further[[0, 5, 6]], result[[5, 2, 3]])
+        assert_close(further[1:5], model(torch.tensor([source[:3]]), torch.tensor([ids[:44]]))[0, 40:])
     finally:
         library().choose(None)
 
@@ -427,7 +422,7 @@ def test_each_prompt_is_read_once_by_the_encoder(load, monkeypatch: pytest.Monke
 
 
 def test_a_row_like_another_keeps_its_own_source(load) -> None:
-    """All texts begin with the same id, but only rows with the same prompt may share what was read."""
+    """All texts begin with the same token, but only rows with the same prompt can share prefixes."""
     _, model, _ = load("t5")
     prompts = [ids_of(1, 17, seed)[0].tolist() for seed in (0, 1)]
     alone = minhub_py.generate(model, prompts, 12, temperature=0, eos_id=None)
@@ -444,15 +439,15 @@ def test_a_row_like_another_keeps_its_own_source(load) -> None:
 
 
 def test_texts_match_without_native_code(load) -> None:
-    """A hook leaves it to `forward`: the same greedy texts and scores, and log-probabilities of each id."""
+    """With a hook, `forward` computes: the same greedy texts, scores and log-probabilities."""
     _, model, folder = load("gated")
     prompts, targets = [ids_of(1, length)[0].tolist() for length in (3, 30)], [[5, 6, 7], [9]]
     slow = minhub_py.from_pretrained(folder, device="cpu")
-    heard = []
-    slow.encoder.norm.register_forward_hook(lambda module, args, result: heard.append(result.size(1)))
+    recorded = []
+    slow.encoder.norm.register_forward_hook(lambda module, args, result: recorded.append(result.size(1)))
     assert type(runner_of(slow)) is TorchRunner
     texts = minhub_py.generate(slow, prompts, 20, temperature=0, eos_id=None)
-    assert heard == [3, 30]
+    assert recorded == [3, 30]
     assert texts == minhub_py.generate(model, prompts, 20, temperature=0, eos_id=None)
     for actual, expected in zip(
         *(minhub_py.score(network, prompts, targets=targets) for network in (slow, model)), strict=True
@@ -467,16 +462,16 @@ def test_texts_match_without_native_code(load) -> None:
 
 
 def test_targets_of_a_decoder_alone() -> None:
-    """The same log-probabilities as those of the whole text, from the target on."""
+    """The log-probabilities of a target equal the last ones of the complete text."""
     model = minhub_py.from_pretrained("minhub/shakespeare-gpt2", device="cpu")
-    [whole] = minhub_py.score(model, [list(range(20))])
+    [complete] = minhub_py.score(model, [list(range(20))])
     [result] = minhub_py.score(model, [list(range(12))], targets=[list(range(12, 20))])
-    torch.testing.assert_close(result, whole[11:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result, complete[11:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
 def with_tokenizer(load, tmp_path_factory) -> Path:
-    """A folder with a model of 61 ids and a tokenizer of fewer, as T5's: unigrams, and </s> after a text."""
+    """A folder with a model of 61 token IDs and a tokenizer with fewer, like T5's: unigrams, and </s> after a text."""
     pieces = [
         ("<pad>", 0.0),
         ("</s>", 0.0),
@@ -495,7 +490,7 @@ def with_tokenizer(load, tmp_path_factory) -> Path:
 
 
 def test_commands_generate_and_score(with_tokenizer: Path) -> None:
-    """It prints the answer alone; ids without a token are nothing; perplexity needs a target."""
+    """generate prints the output only; IDs without a token have no text; perplexity needs a target."""
     folder, prompt = str(with_tokenizer), "translate: the house."
     model, tokenizer = minhub_py.from_pretrained(folder), minhub_py.tokenizer_from_pretrained(folder)
     ids = tokenizer.encode(prompt).ids
@@ -503,9 +498,9 @@ def test_commands_generate_and_score(with_tokenizer: Path) -> None:
     [expected] = minhub_py.generate(model, [ids], 20, temperature=0)
     assert {*expected} - {*tokenizer.get_vocab().values()}
     command = ["generate", folder, prompt, "-n", "20", "--temperature", "0"]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0
-    assert done.stdout == tokenizer.decode(expected) + "\n"
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0
+    assert result.stdout == tokenizer.decode(expected) + "\n"
     report = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert (report["ids"], report["text"]) == (expected, tokenizer.decode(expected))
     (with_tokenizer / "text.txt").write_text("the house")
@@ -531,7 +526,7 @@ def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     expected = minhub_py.generate(module, rows, 12, temperature=0)
     assert [ids.tolist() for ids in result["ids"]] == expected
     assert list(result["texts"]) == [tokenizer.decode(ids) for ids in expected]
-    emitted.clear()  # of its progress
+    emitted.clear()  # of the progress bar
     methods_of_text.generate(session, model, prompts[:1], **settings, seeds=[0], stream=True)
     assert "".join(emitted) == tokenizer.decode(expected[0])
     assert methods_of_text.next_tokens(session, model, prompts, None, 3).columns["id"][::3].tolist() == [
@@ -540,7 +535,7 @@ def test_r_generates_and_scores(with_tokenizer: Path) -> None:
     scored = methods_of_text.score(session, model, prompts, None, ["house", "a"]).columns
     targets = [tokenizer.encode(target).ids for target in ("house", "a")]
     assert scored["id"].tolist() == [id for ids in targets for id in ids]
-    assert scored["position"].tolist() == [place for ids in targets for place in range(1, len(ids) + 1)]
+    assert scored["position"].tolist() == [position for ids in targets for position in range(1, len(ids) + 1)]
     torch.testing.assert_close(
         torch.tensor(scored["logprob"]), torch.cat(minhub_py.score(module, rows, targets=targets))
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from random_weights import draw
+from references import assert_close
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, T5ForSequenceClassification
 
@@ -56,11 +57,6 @@ def tokenizer_of(config: Any) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
     return tokenizer
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    assert actual.shape == expected.shape
-    assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
 
 
 @torch.no_grad()

@@ -69,7 +69,8 @@ def test_run_sends_events_and_returns_columns(training: Training) -> None:
     assert losses["train_loss"][:1].tobytes() == convert.NA_REAL.tobytes()
     assert losses["held_out_loss"].tolist() == [row["held_out_loss"] for row in rows]
     assert run["best_step"].tolist() == [10]
-    assert run["nats_per_token"].tolist() == [min(losses["held_out_loss"])]
+    assert run["loss"].tolist() == [min(losses["held_out_loss"])]
+    assert (run["unit"], run["objective"]) == (["nats per token"], ["text"])
     settings = run["settings"]
     assert (settings["steps"].tolist(), settings["config"]["embedding_size"].tolist()) == ([10], [4])
     assert "start" not in settings

@@ -107,8 +107,8 @@ def test_serialized_bytes_match_r(tmp_path: Path) -> None:
         (columns, 'list(a = 1:3 + 0.5, b = c("x", NA, "\\u00e9"), c = NULL, d = matrix(c(0, 3, 1, 4, 2, 5), 2))'),
         (frame, "data.frame(i = c(3L, 1L), t = c(TRUE, FALSE))"),
     ]:
-        theirs = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
-        assert theirs[14:] == dumps(value)[14:]
+        from_r = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
+        assert from_r[14:] == dumps(value)[14:]
 
 
 FROM_R: list[tuple[str, Any]] = [
@@ -218,15 +218,15 @@ def test_corrupt_bytes_return_a_value_or_raise_value_error() -> None:
     for number in range(20_000):
         data = bytearray(values[number % len(values)])
         for _ in range(random.integers(1, 4)):
-            place = random.integers(14, len(data))
+            position = random.integers(14, len(data))
             # Most integers of the format are aligned to four bytes.
-            if random.random() < 0.5 and place + 4 <= len(data):
+            if random.random() < 0.5 and position + 4 <= len(data):
                 small = random.choice(
                     [-1, 0, 1, 2, 3, 9, 13, 14, 16, 19, 254, 255, 1026, 2**31 - 1, -(2**31), 531, 19 + 512]
                 )
-                data[place : place + 4] = struct.pack("=i", small)
+                data[position : position + 4] = struct.pack("=i", small)
             else:
-                data[place] = random.integers(256)
+                data[position] = random.integers(256)
         try:
             loads(bytes(data))
         except ValueError:

@@ -1,4 +1,4 @@
-"""inst/get_uv.py, which minhub_install() runs with any Python to get uv: a local package index, wheels, and errors."""
+"""inst/get_uv.py, by which minhub_install() installs uv with any Python: a local package index, wheels, and errors."""
 
 import ast
 import hashlib
@@ -25,7 +25,7 @@ def get_uv() -> dict[str, Any]:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index with a wheel for each platform; pip reaches no other."""
+    """A package index with a wheel for each platform; pip can access no other index."""
     for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -45,7 +45,7 @@ def pins(index: Path) -> list[str]:
 
 
 def answer(get_uv: dict[str, Any], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What the program prints after the word minhubpy."""
+    """The program's output after the word minhubpy."""
     status = get_uv["main"]([str(argument) for argument in arguments])
     text = capsys.readouterr().out.removeprefix("minhubpy ").strip()
     assert status == text.startswith("problem ")
@@ -53,7 +53,7 @@ def answer(get_uv: dict[str, Any], capsys: pytest.CaptureFixture[str], *argument
 
 
 def test_it_runs_on_python_3_6() -> None:
-    """The oldest Python that may be on a machine with R 4.2, such as RHEL 8's."""
+    """The oldest Python on machines with R 4.2, such as RHEL 8's."""
     ast.parse(PROGRAM.read_text(encoding="utf-8"), feature_version=(3, 6))
 
 

@@ -1,4 +1,4 @@
-"""R inside Python: RSession and `minhub r`, each in a process of its own, with the real R."""
+"""R inside Python: RSession and `minhub r`, each in a separate process, with the real R."""
 
 import os
 import pty
@@ -52,11 +52,11 @@ def run(environment: dict[str, str]) -> Run:
         code: str | list[str], check: bool = True, stdin: str = "", **more: str
     ) -> subprocess.CompletedProcess[str]:
         command = code if isinstance(code, list) else [sys.executable, "-c", PRELUDE + code]
-        done = subprocess.run(
+        result = subprocess.run(
             command, input=stdin, capture_output=True, text=True, env=environment | more, timeout=200, check=False
         )
-        assert done.returncode == 0 or not check, done.stdout + done.stderr
-        return done
+        assert result.returncode == 0 or not check, result.stdout + result.stderr
+        return result
 
     return run
 
@@ -114,7 +114,7 @@ assert r.eval("2") == 2
 def test_output_of_r_and_python_is_in_order(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.R"
     script.write_text("x <- 'é'; x\ninvisible(2)\nfunction(x)  x\n", encoding="utf-8")
-    done = run(f"""
+    result = run(f"""
 r = RSession()
 print("one")
 r.run("c(a = 2); invisible(3)")
@@ -122,7 +122,7 @@ print("four")
 r.source("{script}")
 print("five")
 """)
-    assert done.stdout == 'one\na \n2 \nfour\n[1] "é"\nfunction (x) \nx\nfive\n'
+    assert result.stdout == 'one\na \n2 \nfour\n[1] "é"\nfunction (x) \nx\nfive\n'
 
 
 def test_deep_recursion_is_an_error_in_each_thread(run: Run) -> None:
@@ -169,8 +169,8 @@ with warnings.catch_warnings():
     rpy2.rinterface.initr()
 assert rpy2.rinterface.evalr("x + 1")[0] == 21 and r.eval("x + 2") == 22
 """)
-    done = run("import rpy2.rinterface\nrpy2.rinterface.initr()\nRSession()", check=False)
-    assert "RuntimeError: rpy2 has already started R: create the RSession before" in done.stderr
+    result = run("import rpy2.rinterface\nrpy2.rinterface.initr()\nRSession()", check=False)
+    assert "RuntimeError: rpy2 has already started R: create the RSession before" in result.stderr
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10000, marks=pytest.mark.soak)])
@@ -320,7 +320,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted(environment: dict[str, str], program: str) -> list[str]:
-    """The output of a program after Ctrl-C, which is sent when the program is ready; a second one ends it."""
+    """The output of a program after Ctrl-C, which is sent when the program is ready. A second one ends the program."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -338,28 +338,28 @@ def interrupted(environment: dict[str, str], program: str) -> list[str]:
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_interrupts_at_random_times(run: Run, count: int) -> None:
-    """Each interrupts one operation; the program waits forever if one is dropped."""
-    done = run([sys.executable, str(PROGRAMS / "interrupts_in_session.py"), str(count)])
-    assert 0 < int(done.stdout) < count  # those that R code caught itself
+    """Each interrupts one operation; the program waits forever if one is lost."""
+    result = run([sys.executable, str(PROGRAMS / "interrupts_in_session.py"), str(count)])
+    assert 0 < int(result.stdout) < count  # some are caught by R code
 
 
 # Exit
 
 
 def test_r_is_shut_down_when_python_exits(run: Run, tmp_path: Path) -> None:
-    done = run(f"""
+    result = run(f"""
 r = RSession()
 r.run('pdf("{tmp_path}/plot.pdf"); plot(1); cat(tempdir(), "")')
 r.run('invisible(reg.finalizer(globalenv(), function(e) cat("finalized"), onexit = TRUE))')
 """)
-    folder, finalized = done.stdout.split()
+    folder, finalized = result.stdout.split()
     assert finalized == "finalized"
     assert not Path(folder).exists()
     assert (tmp_path / "plot.pdf").read_bytes().endswith(b"%%EOF\n")
 
 
 def test_q_exits_python_with_its_status(run: Run) -> None:
-    done = run("""
+    result = run("""
 import atexit
 atexit.register(print, "last")
 r = RSession()
@@ -367,8 +367,8 @@ print("first", end=" ")
 r.run("cat(tempdir(), ''); q(status = 7)")
 print("never")
 """, check=False)  # fmt: skip
-    first, folder, last = done.stdout.split()
-    assert (done.returncode, first, last) == (7, "first", "last")
+    first, folder, last = result.stdout.split()
+    assert (result.returncode, first, last) == (7, "first", "last")
     assert not Path(folder).exists()
 
 
@@ -400,16 +400,16 @@ def test_missing_r_or_rpy2_is_a_one_line_error(run: Run, tmp_path: Path) -> None
 
 def complaint(run: Run, **environment: str) -> str:
     """The only error line of `minhub r`."""
-    done = run([*MINHUB, "-e", "1"], check=False, **environment)
-    assert (done.returncode, done.stdout) == (1, "")
-    return done.stderr.splitlines()[-1].removeprefix("Error: ")
+    result = run([*MINHUB, "-e", "1"], check=False, **environment)
+    assert (result.returncode, result.stdout) == (1, "")
+    return result.stderr.splitlines()[-1].removeprefix("Error: ")
 
 
 def test_probe_prints_the_rpy2_requirement_for_pip(run: Run) -> None:
     r = find_r()
     assert r
-    done = run([sys.executable, "-m", "r_bridge.probe"])
-    assert (done.stdout, done.stderr) == (f"rpy2-rinterface{r.rpy2}\n", "")
+    result = run([sys.executable, "-m", "r_bridge.probe"])
+    assert (result.stdout, result.stderr) == (f"rpy2-rinterface{r.rpy2}\n", "")
 
 
 # minhub r
@@ -456,15 +456,15 @@ def test_minhub_r_matches_rscript(run: Run, tmp_path: Path, arguments: list[str]
 
 
 def test_minhub_r_provides_minhubpy(run: Run) -> None:
-    done = run([*MINHUB], stdin=f'library(minhubpy)\nmodel <- gpt2_from_pretrained("{MODEL}")\ndim(model(0:4))\n')
-    assert done.stdout == "[1]  1  5 65\n"
+    result = run([*MINHUB], stdin=f'library(minhubpy)\nmodel <- gpt2_from_pretrained("{MODEL}")\ndim(model(0:4))\n')
+    assert result.stdout == "[1]  1  5 65\n"
     assert run([*MINHUB, "no_such_file.R"], check=False).returncode == 2
 
 
 def test_install_uses_the_user_library(run: Run, tmp_path: Path) -> None:
     library = tmp_path / "new" / "library"
-    done = run([*MINHUB, "--install"], R_LIBS_USER=str(library))
-    assert done.stdout.startswith(f"Installed {library}/minhubpy. ")
+    result = run([*MINHUB, "--install"], R_LIBS_USER=str(library))
+    assert result.stdout.startswith(f"Installed {library}/minhubpy. ")
     seen = run(["Rscript", "-e", "cat(find.package('minhubpy'))"], R_LIBS_USER=str(library))
     assert seen.stdout == f"{library}/minhubpy"
 
@@ -490,10 +490,10 @@ def test_interactive_prompt(environment: dict[str, str]) -> None:
         assert "generate" in talk.say('ls("package:minhubpy")')
         assert "Error" in talk.say("stop('it goes on')")
         assert "[1] 41" in talk.say("x")
-        # A text is shown while it is made where the call is all that was typed, and not where its value is assigned.
+        # Text is printed during generation if the input is only the call, and not if its value is assigned.
         talk.say('model <- gpt2_from_pretrained("minhub/shakespeare-gpt2")')
         call = 'generate(model, "ROMEO:", 30, temperature = 0)'
-        assert talk.say(call).count("ROMEO:") == 2  # once as what was typed
+        assert talk.say(call).count("ROMEO:") == 2  # once as the echoed input
         assert talk.say(f"text <- {call}").count("ROMEO:") == 1
         assert "\n+ " in talk.say("text <-", "+ ")
         assert talk.say(call).count("ROMEO:") == 1
@@ -507,7 +507,7 @@ def test_interactive_prompt(environment: dict[str, str]) -> None:
 
 
 class Talk:
-    """A terminal and the process that runs in it."""
+    """A terminal with a process."""
 
     def __init__(self, terminal: int) -> None:
         self.terminal = terminal
@@ -524,12 +524,12 @@ class Talk:
         os.write(self.terminal, text.encode())
 
     def until(self, end: str) -> str:
-        """What is heard up to an end of it."""
+        """The output up to `end`."""
         for piece in self.pieces():
             self.heard += piece
             if self.heard.endswith(end):
-                heard, self.heard = self.heard, ""
-                return heard
+                output, self.heard = self.heard, ""
+                return output
         raise AssertionError(f"it ended with {self.heard!r}")
 
     def say(self, line: str, end: str = "> ") -> str:

@@ -28,12 +28,12 @@ def test_the_stored_results_are_those_of_pangoling(tmp_path: Path) -> None:
     results = pangoling.pangoling_results(tmp_path)
     assert results["targets"] == pytest.approx(pangoling.TARGET_LOGPROBS, abs=1e-5)
     tokens = results["tokens"]
-    found = dict(zip(zip(tokens["sentence"], map(int, tokens["mask_n"]), tokens["token"], strict=True), tokens["pred"],
+    result = dict(zip(zip(tokens["sentence"], map(int, tokens["mask_n"]), tokens["token"], strict=True), tokens["pred"],
                      strict=True))  # fmt: skip
-    masks = sorted({key[:2] for key in found})
+    masks = sorted({key[:2] for key in result})
     expected = {
         (*mask, token): value
         for mask, values in zip(masks, pangoling.MASK_LOGPROBS, strict=True)
         for token, value in zip(WORDS, values, strict=True)
     }
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert result == pytest.approx(expected, abs=1e-5)

@@ -79,7 +79,7 @@ def test_vignettes_are_built_without_python(library: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("source", ["built", "folder"])
 def test_only_the_built_package_installs_vignettes(built: Path, tmp_path: Path, source: str) -> None:
-    """R needs no knitr to install or find the vignettes of the built package."""
+    """R can install the built package and find its vignettes without knitr."""
     (library := tmp_path / "library").mkdir()
     (empty := tmp_path / "empty").mkdir()
     variables = os.environ | {"R_LIBS": str(library), "R_LIBS_SITE": str(empty), "R_LIBS_USER": str(empty)}

@@ -1,4 +1,4 @@
-"""The R package with a Python that lacks the extras of minhub_py, as most users have at first."""
+"""The R package with a Python without the extras of minhub_py, as most users have at first."""
 
 import re
 import subprocess
@@ -42,14 +42,14 @@ def installed() -> Iterator[Path]:
                     yield path
 
 
-def run_r(library: Path, python: Path, *arguments: str, **more: str) -> str:
+def run_r(library: Path, python: Path, *arguments: str, **env: str) -> str:
     """Standard output and error of Rscript."""
-    done = subprocess.run(
-        [str(RSCRIPT), "--no-init-file", *arguments], env=environment(library, MINHUBPY_PYTHON=str(python), **more),
+    result = subprocess.run(
+        [str(RSCRIPT), "--no-init-file", *arguments], env=environment(library, MINHUBPY_PYTHON=str(python), **env),
         capture_output=True, check=False, timeout=280,
     )  # fmt: skip
-    output = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
-    assert done.returncode == 0, output[-3000:]
+    output = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
+    assert result.returncode == 0, output[-3000:]
     return output
 
 

@@ -9,14 +9,14 @@ from hub_server import HubServer
 from r_package import RSCRIPT, environment
 
 
-def run_r(code: str, library: Path, **more: str) -> str:
+def run_r(code: str, library: Path, **variables: str) -> str:
     """The standard output of R code."""
-    done = subprocess.run(
+    result = subprocess.run(
         [str(RSCRIPT), "--no-init-file", "-e", textwrap.dedent(code)],
-        env=environment(library, **more), capture_output=True, text=True, check=False, timeout=200,
+        env=environment(library, **variables), capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""The R package's own tests, in a plain R session and in an R that Python hosts.
+"""The R package's tests, in a plain R session and in R hosted by Python.
 
-They are in r_bridge/minhubpy/tests/testthat, and compare with numbers that r_package.py has Python compute.
+They are in r_bridge/minhubpy/tests/testthat, and compare with results of Python from r_package.py.
 """
 
 import functools
@@ -30,18 +30,18 @@ def run_r_tests(
     way: str, library: Path, reference_folder: Path, files: list[str], timeout: int, **more: str
 ) -> dict[str, list[tuple[str, str, str]]]:
     """(kind, test, message) of each expectation, by file."""
-    # Python's picture of a run's losses would take longer than the run; test_run_files.py tests it.
+    # Python's plot of the losses would take longer than the run; test_run_files.py tests it.
     named: dict[str, str | None] = {"PYTHONPATH": str(WITHOUT_MATPLOTLIB), **more}
-    if way == "worker":  # the other way round, with a Python that only the last resort of many names
+    if way == "worker":  # in reverse order, with a Python that is found by the last of several variables
         files = files[::-1]
         named = {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python(), **named}
-    done = subprocess.run(
+    result = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),
         capture_output=True, check=False, timeout=timeout,
     )  # fmt: skip
-    said = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
-    assert done.returncode == 0, said[-5000:]
+    said = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
+    assert result.returncode == 0, said[-5000:]
     results: dict[str, list[tuple[str, str, str]]] = {}
     for line in said.splitlines():
         if line.startswith("minhub-result\t"):
@@ -52,7 +52,7 @@ def run_r_tests(
 
 @pytest.fixture(scope="module")
 def results_of(library: Path, reference_folder: Path) -> Callable[[str], dict[str, list[tuple[str, str, str]]]]:
-    """The results of one run of all files of a way."""
+    """The results of one run of all test files."""
     return functools.cache(lambda way: run_r_tests(way, library, reference_folder, FILES[way], timeout=580))
 
 
@@ -63,7 +63,7 @@ def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str,
     bad = [f"{test}: {message}" for kind, test, message in results if kind not in ("success", "skip")]
     assert not bad, "\n".join(bad)
     skipped = {message for kind, _, message in results if kind == "skip"}
-    # What may be missing here is R torch, and hosted the worker; with all else at hand nothing else is skipped.
+    # Only tests of R torch, and in hosted R tests of the worker, may be skipped.
     missing = {"worker": ["torch"], "hosted": ["torch", "only a plain R session has a worker"]}[way]
     assert all(any(reason in message for reason in missing) for message in skipped), skipped
     needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
@@ -76,7 +76,7 @@ def test_r_tests_are_skipped_without_python(library: Path, tmp_path: Path) -> No
     assert {kind for kind, _, _ in kinds} == {"skip"}, [line for line in kinds if line[0] != "skip"]
 
 
-# R torch is not in Debian, and its LibTorch is another than Python's: these are run by `make test-rtorch` alone.
+# R torch is not in Debian, and its LibTorch differs from Python's: only `make test-rtorch` runs these.
 
 NEEDS_R_TORCH = """this needs the R package torch and its LibTorch: install.packages("torch") and torch::install_torch()
 in R, in a library that Rscript looks into (the environment variable R_LIBS adds one). R says: """
@@ -84,15 +84,15 @@ in R, in a library that Rscript looks into (the environment variable R_LIBS adds
 
 @pytest.fixture(scope="module")
 def with_r_torch(library: Path) -> str:
-    """R_LIBS of the package as it is now and of the user's own libraries, one of which has R torch."""
+    """R_LIBS with the current package and the user's libraries, which include R torch."""
     libraries = os.pathsep.join([str(library), *filter(None, [os.environ.get("R_LIBS")])])
     code = "cat(as.numeric(torch::torch_tensor(41) + 1))"
-    done = subprocess.run(
+    result = subprocess.run(
         [str(RSCRIPT), "--no-init-file", "-e", code],
         env=environment(library, R_LIBS=libraries), capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    if done.stdout != "42":
-        pytest.exit(NEEDS_R_TORCH + " ".join(done.stderr.split())[:300], returncode=1)
+    if result.stdout != "42":
+        pytest.exit(NEEDS_R_TORCH + " ".join(result.stderr.split())[:300], returncode=1)
     return libraries
 
 

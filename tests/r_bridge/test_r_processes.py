@@ -17,9 +17,9 @@ from r_processes import StartR, gone, left_behind, worker_of
 
 from minhub_py import from_pretrained
 
-# R's operation when it is killed.
+# The operation that a kill interrupts.
 AT_WORK = {
-    "idle": "hear()",
+    "idle": "receive()",
     "generating": 'generate(model, "ROMEO:", 1e6, stream = function(piece) if (!told) say("working", told <<- TRUE))',
     "computing": 'say("working"); token_logprobs(model, strrep("a", 1e6))',
 }
@@ -39,16 +39,16 @@ def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child
         say(pid(), sleeper, minhubpy:::session$link$folder)
         {AT_WORK[work]}
     """)
-    pid, sleeper, folder = r.hear().split()
+    pid, sleeper, folder = r.receive().split()
     if work != "idle":
-        assert r.hear().startswith("working")
+        assert r.receive().startswith("working")
     workers = worker_of(r.pid)
     assert [str(worker.pid) for worker in workers] == [pid]
     assert left_behind(r) == [Path(folder)]
     r.process.kill()
     if not child:
         r.process.wait()
-    # With a child R stays a zombie here, which nobody has waited for: it is dead all the same.
+    # With a child, R remains a zombie, since no process waits for it.
     assert gone(workers)
     assert left_behind(r) == []
     if child:
@@ -59,8 +59,8 @@ def test_killed_r_leaves_no_worker_and_no_file(start_r: StartR, work: str, child
     ("end", "status"), [("quit(status = 3)", 3), ("stop('x')", 1), ("invisible()", 0), ("minhub_stop()", 0)]
 )
 def test_exit_of_r_leaves_no_worker_and_no_file(start_r: StartR, tmp_path: Path, end: str, status: int) -> None:
-    r = start_r(f"say(pid()); hear(); {end}")
-    r.hear()
+    r = start_r(f"say(pid()); receive(); {end}")
+    r.receive()
     workers = worker_of(r.pid)
     assert len(workers) == 1
     r.say()
@@ -74,25 +74,25 @@ def test_1000_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> Non
     """Afterwards every response belongs to its request, and the worker is the same."""
     stop = tmp_path / "stop"
     r = start_r(PROGRAMS / "interrupts.R", arguments=[str(stop)], popen={"start_new_session": True})
-    assert r.hear() == "long"
+    assert r.receive() == "long"
     os.killpg(r.pid, signal.SIGINT)
-    assert r.hear() == "interrupted"
-    assert r.hear() == "ready"
+    assert r.receive() == "interrupted"
+    assert r.receive() == "ready"
     random = np.random.default_rng(3)
     for number, pause in enumerate(random.exponential(0.007, 1000)):
-        time.sleep(pause)  # a moment is what is random here; nothing is waited for
-        os.killpg(r.pid, signal.SIGINT)  # as a terminal does: the worker hears of it too
-        if number % 10 == 0:  # a slow machine is given the time for some calls, too
-            assert r.hear() == "done"
+        time.sleep(pause)  # the time is random
+        os.killpg(r.pid, signal.SIGINT)  # as from a terminal: the worker receives it, too
+        if number % 10 == 0:  # time for some calls on slow machines
+            assert r.receive() == "done"
     stop.touch()
-    while (told := r.hear()) == "done":
+    while (message := r.receive()) == "done":
         pass
-    facts, problems = told.split("|")
+    facts, problems = message.split("|")
     interrupts, wrong, right, same_worker = facts.split()
     assert problems.strip() == ""
     assert (wrong, right, same_worker) == ("0", "TRUE", "TRUE")
-    assert int(interrupts) >= 600  # two that come at once are one
-    assert r.hear() == "0"
+    assert int(interrupts) >= 600  # simultaneous signals are one
+    assert r.receive() == "0"
     r.end()
 
 
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_p
           evaluate_every = 1000, progress = function(news) if (news$event == "evaluated") say(news$step))
         say("it went on")
     """, popen={"start_new_session": True})  # fmt: skip
-    assert r.hear() == "0"
+    assert r.receive() == "0"
     os.killpg(r.pid, signal.SIGINT)
     said = r.end(1)
     [checkpoint] = (out / "checkpoints").iterdir()
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_p
         run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
         say(max(run$losses$step), nchar(generate(run, "To", 5)))
     """)
-    assert r.hear().split() == [str(int(checkpoint.name[5:]) + 3), "5"]
+    assert r.receive().split() == [str(int(checkpoint.name[5:]) + 3), "5"]
     r.end()
 
 
@@ -126,15 +126,15 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
     r = start_r(PROGRAMS / "interrupted_starts.R", popen={"start_new_session": True})
     outcomes = []
     for number, pause in enumerate([0, *np.random.default_rng(4).uniform(0, 0.5, count - 1)], start=1):
-        assert r.hear() == "starting"
+        assert r.receive() == "starting"
         time.sleep(pause)
         os.killpg(r.pid, signal.SIGINT)
-        outcomes.append(r.hear())
+        outcomes.append(r.receive())
         r.say("enough" if number == count else "again")
     assert "interrupted" in outcomes
-    assert r.hear() == "no error"
-    pid = r.hear()
-    # Those that were given up have left, or leave.
+    assert r.receive() == "no error"
+    pid = r.receive()
+    # Abandoned workers have exited, or are exiting.
     assert gone([worker for worker in worker_of(r.pid) if str(worker.pid) != pid])
     assert len(left_behind(r)) == 1
     r.say()
@@ -145,11 +145,11 @@ def test_interrupts_while_the_worker_starts(start_r: StartR, count: int) -> None
 @pytest.mark.parametrize("count", [1000, pytest.param(10000, marks=pytest.mark.soak)])
 def test_many_calls_do_not_leak_memory(start_r: StartR, count: int) -> None:
     r = start_r(PROGRAMS / "many_calls.R", arguments=[str(count)])
-    worker = psutil.Process(int(r.hear()))
+    worker = psutil.Process(int(r.receive()))
     processes = [psutil.Process(r.pid), worker]
     before = [process.memory_info().rss for process in processes]
     r.say()
-    assert int(r.hear()) == worker.pid
+    assert int(r.receive()) == worker.pid
     growth = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
     assert max(growth) < 10e6, f"R and Python grew by {growth}"
     r.say()
@@ -208,15 +208,15 @@ ROOM = {
 def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_of_large: str) -> None:
     mounts, in_memory = ROOM[room]
     if mounts and not may_mount():
-        mounts = ""  # the first case again: something is shown wherever this runs
+        mounts = ""  # repeats the first case, so that every machine tests one
         in_memory = True
     before = in_its_own_mounts(mounts) if mounts else []
     r = start_r(SHOW_BOTH, before=before, popen={} if mounts else {"preexec_fn": limit_files})
-    parent, shape, same, total, files = r.hear().split()
+    parent, shape, same, total, files = r.receive().split()
     assert (parent == "/dev/shm") == in_memory
     assert (shape, same, files) == ("TRUE", "TRUE", "0")
     assert float(total) == pytest.approx(float(total_of_large), rel=1e-8)
-    assert r.hear() == "no error"
+    assert r.receive() == "no error"
     r.end()
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -233,7 +233,7 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
     r = start_r(
         "say(message_of(minhubpy:::ask('nothing'))); say(tempdir())", before=in_its_own_mounts("; ".join(mounts))
     )
-    message, folder = r.hear(), r.hear()
+    message, folder = r.receive(), r.receive()
     assert message == (
         "no error" if shared else
         f"no file can be created in {folder}: free disk space, or set the environment variable TMPDIR before starting R"
@@ -243,7 +243,7 @@ def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, 
 
 def test_start_error_contains_the_message_of_python(start_r: StartR) -> None:
     r = start_r("say(message_of(minhub_start()))", PYTHONHOME="/no/home")
-    message = r.hear()
+    message = r.receive()
     assert "does not start as Python 3 (ModuleNotFoundError: No module named 'encodings'; " in message
     assert 'PYTHONHOME is /no/home: unset it with Sys.unsetenv("PYTHONHOME")): set another Python' in message
     assert "minhub_install" not in message
@@ -255,18 +255,18 @@ def test_training_leaves_no_temporary_files(start_r: StartR, tmp_path: Path) -> 
         run <- minhub_train(rep("To be, or not to be", 50), steps = 2, width = 8, layers = 1, context = 8, batch = 2)
         say(pid())
     """)
-    worker = psutil.Process(int(r.hear()))
+    worker = psutil.Process(int(r.receive()))
     r.end()
     assert gone([worker])
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_minhub_stop_ends_a_stopped_worker(start_r: StartR) -> None:
-    r = start_r("say(pid()); hear(); minhub_stop(); say('stopped'); hear()")
-    worker = psutil.Process(int(r.hear()))
+    r = start_r("say(pid()); receive(); minhub_stop(); say('stopped'); receive()")
+    worker = psutil.Process(int(r.receive()))
     worker.suspend()
     r.say()
-    assert r.hear() == "stopped"
+    assert r.receive() == "stopped"
     assert gone([worker])
     assert left_behind(r) == []
     r.say()
@@ -286,7 +286,7 @@ def test_folders_of_killed_sessions_are_removed(start_r: StartR) -> None:
     recent.mkdir()
     try:
         r = start_r("say(pid())")
-        r.hear()
+        r.receive()
         r.end()
         assert [folder.exists() for folder in (*folders, recent)] == [False, True, True]
     finally:

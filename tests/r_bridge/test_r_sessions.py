@@ -42,7 +42,7 @@ def stop_before_r_connects(start_r: StartR, tmp_path: Path) -> tuple[RProcess, i
         exec {sys.executable} "$@"
     """)
     python.chmod(0o755)
-    r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); hear()", MINHUBPY_PYTHON=str(python))
+    r = start_r("say(message_of(minhubpy:::ask('nothing'))); say(pid()); receive()", MINHUBPY_PYTHON=str(python))
     deadline = time.monotonic() + 60
     while not (result := list(Path("/dev/shm").glob(f"minhubpy-{r.pid}-*/address"))):
         assert time.monotonic() < deadline
@@ -74,13 +74,13 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
     others = [
         knock(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         knock(port, hello),  # a wrong secret
-        knock(port, protocol.pack(protocol.HELLO, 0)),  # none
+        knock(port, protocol.pack(protocol.HELLO, 0)),  # without a secret
         knock(
             port, protocol.pack(protocol.CALL, 1, convert.dumps({"method": "hello", "arguments": None, "release": []}))
         ),
-        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # one that is never sent
+        knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, 2**31 - 1)),  # a frame that is never sent
         knock(port, struct.pack("=iiii", protocol.MAGIC, protocol.HELLO, 0, -1)),
-        knock(port, hello[:20]),  # half of one
+        knock(port, hello[:20]),  # half of a frame
         knock(port, random_bytes(5, 100_000)),
     ]
     gone_again = [knock(port) for _ in range(10)]
@@ -88,11 +88,11 @@ def test_other_clients_are_disconnected_and_do_not_delay_r(start_r: StartR, tmp_
         client.close()
     started = time.monotonic()
     os.kill(r.pid, signal.SIGCONT)
-    assert r.hear() == "no error"
-    # Forty who say nothing, one after the other, would take 200 seconds.
+    assert r.receive() == "no error"
+    # Forty silent clients in sequence would take 200 seconds.
     assert time.monotonic() - started < 100
-    assert int(r.hear()) == pid
-    # The peer is known: nothing listens, and nobody else was let in.
+    assert int(r.receive()) == pid
+    # The peer is connected: the worker does not listen, and has not accepted another client.
     assert listening(pid) == []
     with pytest.raises(ConnectionRefusedError):
         knock(port)
@@ -120,9 +120,9 @@ def test_secret_exists_only_in_a_private_file(start_r: StartR, tmp_path: Path) -
                 assert secret not in shown
                 assert secret.hex().encode() not in shown
     os.kill(r.pid, signal.SIGCONT)
-    assert r.hear() == "no error"
+    assert r.receive() == "no error"
     assert not (folder / "address").exists()
-    r.hear()
+    r.receive()
     r.say()
     r.end()
 
@@ -145,18 +145,18 @@ def test_concurrent_sessions_are_independent(start_r: StartR) -> None:
         said <- format(sum(model(0:3)), digits = 15)
         say(pid(), said)
         for (i in 1:300) if (format(sum(model(0:3)), digits = 15) != said) say("wrong")
-        say(pid(), said); hear()
-        say(pid(), format(sum(model(0:3)), digits = 15)); hear()
+        say(pid(), said); receive()
+        say(pid(), format(sum(model(0:3)), digits = 15)); receive()
     """
     sessions = [start_r(code.replace("SEED", str(seed))) for seed in (1, 2)]
-    first = [r.hear() for r in sessions]
+    first = [r.receive() for r in sessions]
     assert len({line.split()[0] for line in first}) == 2
     assert len({line.split()[1] for line in first}) == 2
-    assert [r.hear() for r in sessions] == first
-    # The end of one is nothing to the other.
+    assert [r.receive() for r in sessions] == first
+    # The end of one session does not affect the other.
     sessions[0].process.kill()
     sessions[1].say()
-    assert sessions[1].hear() == first[1]
+    assert sessions[1].receive() == first[1]
     sessions[1].say()
     sessions[1].end()
 
@@ -181,22 +181,22 @@ def test_r_survives_invalid_responses(start_r: StartR, tmp_path: Path) -> None:
         repeat {
           said <- tryCatch(minhubpy:::ask("hello"), error = function(e) e)
           say(paste(class(said), collapse = ","), "|", paste(conditionMessage(said), collapse = " "))
-          if (hear() == "enough") break
+          if (receive() == "enough") break
         }
         options(minhubpy.python = "PYTHON"); minhub_stop()
         say(message_of(minhub_start()))
         """.replace("PYTHON", sys.executable),
         MINHUBPY_PYTHON=str(python),
     )
-    said = [r.hear()]
+    said = [r.receive()]
     assert "another program answered instead of the Python worker" in said[0]
     r.say("again")
-    said.append(r.hear())
+    said.append(r.receive())
     of = int(counter.with_suffix(".of").read_text())
     while len(said) < of:
         assert precious.exists(), said[-1]
         r.say("again")
-        said.append(r.hear())
+        said.append(r.receive())
     r.say("enough")
     assert of > 20
     for line in said:
@@ -204,7 +204,7 @@ def test_r_survives_invalid_responses(start_r: StartR, tmp_path: Path) -> None:
         assert "minhubpy_error" in classes.split(","), line
         assert message.strip()
     assert all("minhubpy_worker_lost" in line for line in said[1:])
-    assert r.hear() == "no error"
+    assert r.receive() == "no error"
     r.end()
 
 
@@ -232,8 +232,8 @@ def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_
         say("saved")
     """
     )
-    shown = r.hear()
-    assert r.hear() == "saved"
+    shown = r.receive()
+    assert r.receive() == "saved"
     r.end()
     assert b"hf_secret" not in (tmp_path / "all.rds").read_bytes()
     for load in (
@@ -241,7 +241,7 @@ def test_saved_models_and_tokenizers_work_in_a_new_session(start_r: StartR, tmp_
         f'load("{tmp_path}/all.RData")',
     ):
         again = start_r(setup + load + "\nshow()")
-        assert again.hear() == shown
+        assert again.receive() == shown
         again.end()
 
 
@@ -261,7 +261,7 @@ def test_text_is_utf8_in_every_locale(
     folder = tmp_path / "façade 中"
     shutil.copytree(local.BUILTIN / "shakespeare-lstm", folder)
     if language == "latin1" and latin1_locales is None:
-        language = "C"  # no such locale can be made here; C is not UTF-8 either
+        language = "C"  # the locale cannot be created here; C is not UTF-8, either
     locales = (
         {"LOCPATH": str(latin1_locales), "LC_ALL": "en_US.ISO-8859-1"} if language == "latin1" else {"LC_ALL": language}
     )
@@ -280,15 +280,15 @@ def test_text_is_utf8_in_every_locale(
         """.replace("REFERENCE", str(reference_folder)).replace("FOLDER", "fa\\u00e7ade \\u4e2d"),
         popen={"cwd": tmp_path}, **locales,
     )  # fmt: skip
-    assert r.hear() == {"C": "FALSE FALSE", "latin1": "FALSE TRUE", "C.UTF-8": "TRUE FALSE"}[language]
+    assert r.receive() == {"C": "FALSE FALSE", "latin1": "FALSE TRUE", "C.UTF-8": "TRUE FALSE"}[language]
     encode = byte_tokenizer().encode
     for text in ("façile", "façile 😀", "façile"):
-        assert [int(id) for id in r.hear().split()] == encode(text).ids
-    encoding, *raw, same = r.hear().split()
+        assert [int(id) for id in r.receive().split()] == encode(text).ids
+    encoding, *raw, same = r.receive().split()
     assert encoding == "UTF-8"
     assert bytes.fromhex("".join(raw)).decode() == "façile 😀"
     assert same == "TRUE"
-    assert r.hear().startswith("lstm ")
+    assert r.receive().startswith("lstm ")
     r.end()
 
 
@@ -310,12 +310,12 @@ def test_array_elements_have_the_same_indices_in_r_and_python(start_r: StartR, r
         logits = model(ids)
     for b in range(3):
         for t in range(4):
-            assert [float.fromhex(text) for text in r.hear().split()] == logits[b, t].tolist()
+            assert [float.fromhex(text) for text in r.receive().split()] == logits[b, t].tolist()
     weight = dict(model.named_parameters())["wte.weight"]
     for row in (2, 49):
-        assert [float.fromhex(text) for text in r.hear().split()] == weight[row].tolist()
+        assert [float.fromhex(text) for text in r.receive().split()] == weight[row].tolist()
     generated = generate(model, ids.tolist(), 10, temperature=0)
-    assert [int(text) for text in r.hear().split()] == [id for row in generated for id in row]
+    assert [int(text) for text in r.receive().split()] == [id for row in generated for id in row]
     r.end()
 
 
@@ -328,7 +328,7 @@ def test_unsuitable_python_is_reported(start_r: StartR, tmp_path: Path) -> None:
             subprocess.run([python, "-c", "import sys; print(sys.version_info[1])"], stdout=-1, check=True).stdout
         )
         wrong = "is older than 3.10" if minor < 10 else "lacks "
-        assert r.hear().startswith(f"{python} (the environment variable MINHUBPY_PYTHON) {wrong}")
+        assert r.receive().startswith(f"{python} (the environment variable MINHUBPY_PYTHON) {wrong}")
         r.end()
 
 

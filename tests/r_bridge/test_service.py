@@ -50,11 +50,11 @@ def ids(*values: Any) -> np.ndarray[Any, Any]:
 
 
 def test_ids_of_every_form_are_rows_of_python_ints() -> None:
-    whole = np.array([1, 2], np.int32)
+    complete = np.array([1, 2], np.int32)
     many = {"ids": np.array([1, 2, 3], np.int32), "lengths": np.array([2, 0, 1], np.int32)}
     for value, expected in [
-        (whole, [[1, 2]]), (ids(1.0, 2.0), [[1, 2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        ([whole, ids(3.0)], [[1, 2], [3]]), ([None, whole], [[], [1, 2]]), ([], []), (whole[:0], [[]]),
+        (complete, [[1, 2]]), (ids(1.0, 2.0), [[1, 2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([complete, ids(3.0)], [[1, 2], [3]]), ([None, complete], [[], [1, 2]]), ([], []), (complete[:0], [[]]),
         (many, [[1, 2], [], [3]]), (many | {"ids": ids(1.0, 2.0, 3.0)}, [[1, 2], [], [3]]),
     ]:  # fmt: skip
         rows = id_rows(value, 10)

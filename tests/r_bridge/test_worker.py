@@ -210,10 +210,10 @@ def test_unsendable_result_is_an_error() -> None:
 
     large = np.zeros(10**6)
     for value in (object(), [object()], [large, object()], {"a": large, "b": 1j}):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
+        ours, peer = socket.socketpair()
+        with ours, peer:
             folder = Path(__file__).parent / "not there"
-            respond(Odd(value), theirs, folder, 7, threading.Event(), dumps(None))
+            respond(Odd(value), peer, folder, 7, threading.Event(), dumps(None))
             kind, call, payload = protocol.read_frame(ours)
             assert (kind, call) == (protocol.FAILED, 7)
             assert set(loads(payload)) == {"class", "message"}
@@ -222,20 +222,20 @@ def test_unsendable_result_is_an_error() -> None:
 def test_large_file_is_announced_before_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LEAD", 1 << 20)
     value = np.arange(3e5, dtype=np.float32).reshape(2, 50, 3000)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        protocol.send_value(theirs, protocol.DONE, 7, value, tmp_path)
-        ahead, whole = protocol.read_frame(ours), protocol.read_frame(ours)
-    assert (ahead[:2], whole[:2]) == ((protocol.AHEAD, 7), (protocol.DONE | protocol.FILE, 7))
-    assert ahead[2] == whole[2]
-    assert np.array_equal(loads(Path(whole[2].decode()).read_bytes()), value)
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        protocol.send_value(peer, protocol.DONE, 7, value, tmp_path)
+        ahead, complete = protocol.read_frame(ours), protocol.read_frame(ours)
+    assert (ahead[:2], complete[:2]) == ((protocol.AHEAD, 7), (protocol.DONE | protocol.FILE, 7))
+    assert ahead[2] == complete[2]
+    assert np.array_equal(loads(Path(complete[2].decode()).read_bytes()), value)
 
 
 def test_unsendable_large_result_leaves_no_file(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    ours, peer = socket.socketpair()
+    with ours, peer:
         with pytest.raises(TypeError):
-            protocol.send_value(theirs, protocol.DONE, 1, [np.zeros(10**6), object()], tmp_path)
+            protocol.send_value(peer, protocol.DONE, 1, [np.zeros(10**6), object()], tmp_path)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -247,9 +247,9 @@ def test_failure_message_may_contain_invalid_utf8() -> None:
         def run(self, *_: Any) -> tuple[str, Any]:
             return "failed", {"class": "OSError", "message": "no such file: \udcff"}
 
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        respond(Odd(), theirs, Path(), 7, threading.Event(), dumps(None))
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        respond(Odd(), peer, Path(), 7, threading.Event(), dumps(None))
         kind, _, payload = protocol.read_frame(ours)
         assert kind == protocol.FAILED
         assert "no such file" in loads(payload)["message"][0]

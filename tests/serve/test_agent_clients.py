@@ -41,15 +41,15 @@ def test_langchain_binds_tools(base_url: str, script: Script, streaming: bool) -
     from langchain_core.messages import HumanMessage, ToolMessage
 
     model = openai.ChatOpenAI(model="hermes", base_url=base_url, api_key="unused", max_retries=0, streaming=streaming)
-    bound = model.bind_tools([get_weather])
+    with_tools = model.bind_tools([get_weather])
     script.replies += [TWO_CALLS, "Sunny in both."]
     messages: list[Any] = [HumanMessage("Weather?")]
-    reply = bound.invoke(messages)
+    reply = with_tools.invoke(messages)
     assert reply.content == "I look."
     assert [call["args"] for call in reply.tool_calls] == [{"city": city, "days": 2} for city in ("Oslo", "Rome")]
     messages += [reply, *(ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
                           for call in reply.tool_calls)]  # fmt: skip
-    assert bound.invoke(messages).content == "Sunny in both."
+    assert with_tools.invoke(messages).content == "Sunny in both."
     named = model.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
     [call] = named.invoke("Weather?", max_tokens=800, seed=1, temperature=1).tool_calls  # not scripted
     assert call["name"] == "get_weather"
@@ -111,7 +111,7 @@ def test_llm_runs_tools(base_url: str, script: Script, tmp_path: Path) -> None:
             "LLM_LOAD_PLUGINS": "",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip().endswith("Sunny.")
-        assert "sunny" in done.stderr  # the result, with --td
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip().endswith("Sunny.")
+        assert "sunny" in result.stderr  # the result, with --td

@@ -79,8 +79,8 @@ def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: Serv
     def llm(*arguments: str) -> str:
         command = [sys.executable, "-m", "llm", *arguments, "-m", "tiny", "-o", "seed", "3"]
         environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
-        return done.stdout
+        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+        return result.stdout
 
     question = user("How are you?")
     expected = in_chat(main_model, question, 10, 3)
@@ -138,9 +138,9 @@ def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model
     rscript = shutil.which("Rscript")
     assert rscript, "R is missing: make r"
     command = [rscript, "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr
+    results = json.loads(result.stdout)
     expected = in_chat(main_model, user("Hi"), 12, 3)
     assert results["reply"] == results["streamed"] == results["curl"] == expected
     assert Animal.model_validate_json(results["structured"])

@@ -386,7 +386,7 @@ def test_50_clients_get_the_embeddings_of_single_texts(address: str, encoder: Se
 
 
 def test_waiting_requests_share_a_batch(encoder: ServedModel) -> None:
-    engine, blocked, done = EncoderEngine(encoder.model, MAX_LENGTH), Event(), Event()
+    engine, blocked, finished = EncoderEngine(encoder.model, MAX_LENGTH), Event(), Event()
     sizes: list[int] = []
 
     def wait(x: torch.Tensor, _: Input) -> int:
@@ -398,47 +398,47 @@ def test_waiting_requests_share_a_batch(encoder: ServedModel) -> None:
     text = Input([2, 40, 3], [0] * 3)
     engine.submit(EncoderRequest([text], wait, lambda result: None))
     engine.submit(*[EncoderRequest([text], finish, lambda result: None) for _ in range(5)])
-    engine.submit(EncoderRequest([text], finish, lambda result: done.set()))
+    engine.submit(EncoderRequest([text], finish, lambda result: finished.set()))
     blocked.set()
-    assert done.wait(30)
+    assert finished.wait(30)
     assert max(sizes) >= 5
     engine.close()
 
 
 def test_a_request_with_many_texts_does_not_delay_others(encoder: ServedModel) -> None:
     engine, ended = EncoderEngine(encoder.model, MAX_LENGTH), list[str]()
-    done = Event()
+    finished = Event()
 
     def request(name: str, count: int) -> EncoderRequest:
         def send(result: object) -> None:
             assert len(result) == count  # type: ignore[arg-type]
             ended.append(name)
             if len(ended) == 2:
-                done.set()
+                finished.set()
 
         return EncoderRequest([Input([2, 40, 41, 3], [0] * 4)] * count, lambda x, _: x.sum().item(), send)
 
     engine.submit(request("many", 5000), request("one", 1))
-    assert done.wait(60)
+    assert finished.wait(60)
     assert ended == ["one", "many"]
     engine.close()
 
 
 def test_a_failing_text_ends_its_own_request_only(encoder: ServedModel) -> None:
     engine, results = EncoderEngine(encoder.model, MAX_LENGTH), dict[str, object]()
-    done = Event()
+    finished = Event()
 
     def request(name: str, ids: list[int], **settings: float) -> EncoderRequest:
         def send(result: object) -> None:
             results[name] = result
             if len(results) == 4:
-                done.set()
+                finished.set()
 
         return EncoderRequest([Input(ids, [0] * len(ids))], lambda x, _: len(x), send, **settings)
 
     engine.submit(request("a", [2, 3]), request("bad", [2, 10**6, 3]), request("late", [2, 3], deadline=0),
                   request("b", [2, 40, 3]))  # fmt: skip
-    assert done.wait(60)
+    assert finished.wait(60)
     assert (results["a"], results["b"]) == ([2], [3])
     assert results["bad"].kind == "model"  # type: ignore[attr-defined]
     assert isinstance(results["late"], Failure)

@@ -147,9 +147,9 @@ def test_a_run_of_lm_eval_computes_the_accuracy_of_score(address: str, main_mode
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [LM_EVAL, "--model", "local-completions", "--model_args", arguments, "--include_path", ".", "--tasks",
                "agreement", "--output_path", str(tmp_path / "out")]  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=TASK, env={**environment, **offline}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     [result] = (tmp_path / "out").rglob("results*.json")
     assert json.loads(result.read_text())["results"]["agreement"]["acc,none"] == accuracy(main_model)

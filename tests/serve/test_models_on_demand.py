@@ -125,6 +125,24 @@ def test_an_alias_is_another_name(models_folder: Folder) -> None:
         assert [slot["is_processing"] for slot in slots] == [False] * model.engine.batch_size
 
 
+def test_properties_load_only_a_model_that_the_request_names(models_folder: Folder) -> None:
+    with on_demand(models_folder) as http:
+        properties = http.get("/props").json()
+        assert properties["role"] == "router"
+        assert properties["default_generation_settings"] == {"n_ctx": 0, "params": {}}
+        assert http.get("/slots").json() == []
+        for path in ("/props", "/slots"):
+            response = http.get(path, params={"model": "b", "autoload": "false"})
+            assert response.status_code == 400
+            assert response.json()["error"]["message"] == "b is not loaded: load it with POST /models/load"
+        assert models_folder.loads == []
+        assert http.get("/props", params={"model": "d"}).status_code == 404
+        assert http.get("/props", params={"model": "b"}).json()["model_alias"] == "b"
+        assert http.get("/props", params={"model": "b", "autoload": "false"}).json()["model_alias"] == "b"
+        assert http.get("/props").json()["model_alias"] == "b"  # the first loaded model
+        assert models_folder.loads == ["b"]
+
+
 def test_a_model_in_use_is_not_unloaded(models_folder: Folder) -> None:
     long = {"model": "a", "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 1}
     with on_demand(models_folder, max_models=1, timeout=0.1) as http:

@@ -395,7 +395,10 @@ def test_replies_follow_a_schema_and_a_conversation_is_exported(page, tmp_path: 
         page.locator("#export").click()
     waiting.value.save_as(tmp_path / "chat.json")
     exported = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
-    assert [(each["role"], each["content"]) for each in exported[:2]] == [("system", "Be brief."), ("user", "Hello")]
+    assert [(message["role"], message["content"]) for message in exported[:2]] == [
+        ("system", "Be brief."),
+        ("user", "Hello"),
+    ]
     assert json.loads(exported[2]["content"]) == reply
     assert exported[2]["model"] == "tiny"
     assert waiting.value.suggested_filename == "Hello.json"

@@ -17,7 +17,7 @@ SIZES = {"vocab_size": 61, "hidden_size": 256, "intermediate_size": 512, "num_hi
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int) -> Blocks:
-    """Of weights as large as those of a fresh layer."""
+    """The scale of random weights, as in a new layer."""
     count, scale = rows * columns // TYPES[kind].size, 0.01
     scale *= columns**-0.5 / unpack_rows(torch.from_numpy(blocks(kind, count, seed)), kind).std().item()
     return Blocks(kind, torch.from_numpy(blocks(kind, count, seed, scale)).view(rows, -1))

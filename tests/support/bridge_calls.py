@@ -22,8 +22,8 @@ def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
     (tmp_path / "code.R").write_text(code, encoding="utf-8")
     rscript = shutil.which("Rscript")
     assert rscript is not None, "the tests of the bridge need R: apt-get install r-base-core"
-    done = subprocess.run([rscript, "--vanilla", tmp_path / "code.R"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([rscript, "--vanilla", tmp_path / "code.R"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     return (tmp_path / "out").read_bytes()
 
 
@@ -37,9 +37,9 @@ def run(service: Service, method: str, /, cancelled: Any = None, **arguments: An
     return kind, loads(dumps(value))
 
 
-def create_model(service: Service, **more: Any) -> int:
+def create_model(service: Service, **changes: Any) -> int:
     config = {"vocab_size": 10, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
-    kind, about = run(service, "fresh", family="gpt2", config=config | more, seed=1)
+    kind, about = run(service, "fresh", family="gpt2", config=config | changes, seed=1)
     assert kind == "done", about
     number = scalar(about["number"], int)
     run(service, "train", model=number, mode=False)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints, mutations of their files, and what must hold of every mutant."""
+"""Tiny checkpoints, mutations of their files, and the properties that every mutant must have."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def save(family: str, folder: Path, **settings: Any) -> Path:
 
 
 class Trials:
-    """Loads mutants, counts them, and keeps what went wrong in words."""
+    """Loads mutants, counts them, and records failures as text."""
 
     def __init__(self, folder: Path, load: Callable[[Path], None]) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ class Trials:
         self.failures: list[str] = []
 
     def run(self, name: str, data: bytes, label: str, words: Iterable[str] = ()) -> None:
-        """Put `data` in the place of the file `name`, and load. An error has to name the file or one of `words`."""
+        """Replace the file `name` by `data`, and load. An error must name the file or one of `words`."""
         path = self.folder / name
         path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.write_bytes(data)
@@ -87,7 +87,7 @@ class Trials:
         self.failures.append(f"{label}\n    {what[:400]!r}")
 
     def end(self, least: int, least_loaded: int = 1) -> None:
-        """`least_loaded`: a fuzzer whose mutants are all refused at the door tests little."""
+        """Check the results. least_loaded: minimum number of mutants that must load, so that they test enough."""
         assert not self.failures, f"{len(self.failures)} of {self.count}:\n" + "\n".join(self.failures[:40])
         assert self.count >= least
         assert self.loaded >= least_loaded
@@ -148,14 +148,14 @@ def load_rightly(folder: Path) -> None:
 
 
 def our_name(name: str) -> str:
-    """The weight tables once more, as far as these tests go, so that a fault in those does not hide here."""
+    """An independent implementation of the weight tables, so that an error in them is found."""
     name = re.sub(r"^((module|_orig_mod)\.)+", "", name)
     name = re.sub(r"^(transformer\.|model\.|_)", "", name)
     return name.replace(".attn.attention.", ".attn.")
 
 
 def damage(rng: random.Random, data: bytes, region: int) -> tuple[str, bytes]:
-    """One random damage to bytes, as disks, networks and editors do it; mostly to the first `region` bytes."""
+    """A random corruption of bytes, as by disks, networks and editors; mostly of the first `region` bytes."""
     at = rng.randrange(region if rng.random() < 0.9 else len(data))
     kind = rng.choice(("flip", "byte", "zeros", "insert", "delete", "cut", "append", "swap", "double"))
     size = rng.choice((1, 2, 8, 64, 1000))
@@ -181,7 +181,7 @@ def damage(rng: random.Random, data: bytes, region: int) -> tuple[str, bytes]:
 
 
 def to_json(content: Any, junk: str) -> str:
-    """JSON text, with the text `junk` wherever `content` holds the string <junk>."""
+    """JSON text, in which the text `junk` replaces the string <junk>."""
     return json.dumps(content).replace('"<junk>"', junk)
 
 
@@ -190,7 +190,7 @@ def brief(junk: str) -> str:
 
 
 def file_bytes(header: str, data: bytes, length: int | None = None) -> bytes:
-    """A safetensors file of this header, true or not."""
+    """A safetensors file with this header, which may be wrong."""
     text = header.encode("utf-8", "surrogatepass")
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
@@ -236,7 +236,7 @@ def mutate_entry(rng: random.Random, header: dict[str, Any], junk: str) -> str:
         entry["data_offsets"] = [by + offset for offset in entry["data_offsets"]]
     elif kind == "copy":
         entry[key] = header[other][key]
-    elif kind == "reshape":  # as many values: the file itself is sound
+    elif kind == "reshape":  # as many values: the file itself is valid
         shape, total = entry["shape"], math.prod(entry["shape"])
         entry["shape"] = rng.choice(([total], [1, *shape], [*shape, 1], shape[::-1], [total, 1, 1], [1] * 70))
     else:
@@ -273,7 +273,7 @@ def mutate_header_text(rng: random.Random, header: dict[str, Any], data: bytes, 
 
 
 def mutate_tensors(rng: random.Random, file: bytes) -> tuple[str, bytes]:
-    """A sound file, written by the safetensors library, whose tensors are not quite the model's."""
+    """A valid file, written by the safetensors library, whose tensors differ from the model's."""
     tensors = read_safetensors(file)
     name, other = rng.sample(list(tensors), 2)
     kind = rng.choice(("cast", "cast all", "transpose", "remove", "add", "rename", "NaN", "mask", "head"))

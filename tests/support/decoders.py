@@ -63,7 +63,7 @@ ARCHITECTURES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 
 def kernels():
-    """What this processor runs."""
+    """The kernels that this processor supports."""
     names = [name for name in ("amx", "bf16", "avx512", "avx2", "plain") if library.library().choose(name.encode())]
     library.library().choose(None)
     return names
@@ -73,7 +73,7 @@ KERNELS = kernels()
 LAYOUTS = ["float32", "transposed"]
 DTYPES = [*LAYOUTS, "bfloat16", "float16", "int8", "nf4", "int8+bfloat16", "nf4+bfloat16"]
 
-ROUNDING = ("amx", "bf16")  # those whose products in bfloat16 round their inputs, too
+ROUNDING = ("amx", "bf16")  # whose bfloat16 products round their inputs, too
 
 
 @pytest.fixture(params=KERNELS)
@@ -85,7 +85,7 @@ def kernel(request):
 
 @pytest.fixture
 def plain(monkeypatch):
-    """plain(work): what it gives where there is no native code."""
+    """plain(work): the result of `work` without the C decoder."""
 
     def run(work):
         with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def some_ids(model, count, rows=None):
 
 
 def extend(runner, rows, cache):
-    """The logits after each of some more ids in each row."""
+    """The logits after each further token of each row."""
     return runner.forward(dict(enumerate(rows)), cache, every=True, exact=True)
 
 
@@ -143,12 +143,12 @@ def forward(model, ids):
 
 
 def read(model, ids, sizes, cache=None):
-    """The logits after each of `ids`, natively, in pieces of `sizes` again and again."""
-    runner, cache, parts, place = NativeRunner(model), cache or new_cache(model), [], 0
+    """The logits after each of `ids`, from the C decoder, in chunks of `sizes`, repeated."""
+    runner, cache, parts, position = NativeRunner(model), cache or new_cache(model), [], 0
     for size in itertools.cycle(sizes):
-        parts.append(extend(runner, [ids[place : place + size]], cache).clone())
-        place += size
-        if place >= len(ids):
+        parts.append(extend(runner, [ids[position : position + size]], cache).clone())
+        position += size
+        if position >= len(ids):
             return torch.cat(parts)
 
 
@@ -175,7 +175,7 @@ def product(layer, x):
 
 
 def at_the_end_of_memory(tensor):
-    """A copy whose last byte is the last that may be read: a page follows that may not."""
+    """A copy that ends at a page without access, so that reading beyond it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.mprotect.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_size_t]

@@ -1,6 +1,6 @@
 """Programs `python` and `minhub` that start fast: forks of a process that has imported PyTorch (fork_server.py).
 
-A new Python needs more than a second of CPU time to import PyTorch, a fork some hundredths. Tests of the import, of
+A new Python needs more than a second of CPU time to import PyTorch, a fork a few hundredths. Tests of the import, of
 other options of Python, and of its start use sys.executable.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import torch
 from random_weights import draw
-from sentencepiece_files import texts
+from sentencepiece_files import CORPUS, texts
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -72,6 +72,13 @@ LLAMA3_WORDS = (
     r"|\s+(?!\S)|\s+"
 )
 
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
@@ -87,6 +94,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
                None, False),
     "llama-bpe": (split_by(LLAMA3_WORDS), None, True),
     "qwen2": (split_by(LLAMA3_WORDS.replace("{1,3}", "")), normalizers.NFC(), False),
+    "gpt-4o": (split_by(GPT4O_WORDS), None, True),
 }  # fmt: skip
 
 
@@ -101,6 +109,21 @@ def trained(pre: str) -> Tokenizer:
                                   initial_alphabet=BYTES.alphabet(), show_progress=False)  # fmt: skip
     tokenizer.train_from_iterator(list(texts(200)), trainer)
     tokenizer.add_tokens(["<x>"])
+    return tokenizer
+
+
+def character_bpe() -> Tokenizer:
+    """A BPE of characters in the form of Gemma 4's tokenizer.json."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")  # the normalizer leaves none
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([*CORPUS, *4 * ["\n\n\n", "\n\n"]], trainer)
+    tokenizer = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": []}))
+    tokenizer.add_special_tokens(special[:4])
+    tokenizer.add_tokens(["<|tool_call>"])
     return tokenizer
 
 

@@ -28,9 +28,9 @@ def write(
     extra: Mapping[str, Tensor] | None = None,
     change: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """The file of a model of transformers; matrices in `kind`, the rest in float32, as llama.cpp has it.
+    """The file of a model of transformers; matrices in `kind`, other tensors in float32, as in llama.cpp.
 
-    tokenizer: adds one.    extra: tensors under GGUF's names.    change: has the last word on the header.
+    tokenizer: adds one.    extra: tensors under GGUF's names.    change: changes the header before it is written.
     """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
@@ -43,10 +43,10 @@ def write(
     if config.tie_word_embeddings:
         del tensors["embed_out.weight" if "embed_out.weight" in tensors else "lm_head.weight"]
     for name, tensor in with_experts_apart(tensors).items():
-        known = names.get_name(name.replace("lm_head", "embed_out") if architecture == "gptneox" else name,
+        gguf_name = names.get_name(name.replace("lm_head", "embed_out") if architecture == "gptneox" else name,
                                try_suffixes=(".weight", ".bias"))  # fmt: skip
-        assert known, name
-        add_tensor(writer, known, reordered(config, name, tensor), kind)
+        assert gguf_name, name
+        add_tensor(writer, gguf_name, reordered(config, name, tensor), kind)
     for name, tensor in (extra or {}).items():
         add_tensor(writer, name, tensor, kind)
     change(writer)
@@ -63,7 +63,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def with_experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with the stacked matrices of experts apart, under the names that the gguf package knows."""
+    """The tensors with the stacked matrices of experts separated, under the names that the gguf package supports."""
     result = {}
     for name, tensor in tensors.items():
         if name.endswith("experts.gate_up_proj"):
@@ -129,7 +129,7 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def reordered(config: Any, name: str, tensor: Tensor) -> Tensor:
-    """A tensor in the order of its rows that llama.cpp wants."""
+    """A tensor with its rows in llama.cpp's order."""
     if config.model_type in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return (
@@ -155,9 +155,9 @@ def blocks(kind: str, count: int, seed: int = 0, scale: float = 0.01) -> "np.nda
         data[:, 0] = 127 + np.round(np.log2(scale)) + np.random.default_rng(seed).integers(-1, 2, count)
         return data
     # Where each type has its float16 numbers.
-    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
+    offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2),
               "Q5_1": (0, 2)}.get(kind, (0,))  # fmt: skip
-    for place in places:
-        scales = np.random.default_rng(place).normal(0, scale, count).astype(np.float16)
-        data[:, place : place + 2] = scales.view(np.uint8).reshape(count, 2)
+    for offset in offsets:
+        scales = np.random.default_rng(offset).normal(0, scale, count).astype(np.float16)
+        data[:, offset : offset + 2] = scales.view(np.uint8).reshape(count, 2)
     return data

@@ -1,36 +1,36 @@
-"""A Hub on loopback: a real HTTP server that speaks to the real huggingface_hub client, on good days and on bad ones.
+"""A Hub on loopback: an HTTP server for the real huggingface_hub client, with and without faults.
 
-    def test_something(hub):                         # the fixture: a server, and an empty HF_HOME of its own
+    def test_something(hub):                         # the fixture: a server and an empty HF_HOME
         commit = hub.add("owner/name", {"config.json": "{}", "model.safetensors": weights})
         hub.add("owner/name", Path("folder"), tag="v2")     # the next commit; main moves, the tag stays
-        hub_py.fetch("owner/name")                   # in this process: huggingface_hub is pointed at the server …
+        hub_py.fetch("owner/name")                   # in this process: huggingface_hub uses the server …
         subprocess.run([...], env=hub.env)           # … and in others, through HF_ENDPOINT and HF_HOME
         assert hub.fetched() == ["config.json", "model.safetensors"]
 
 Without pytest: `with HubServer(home) as hub: …`, and `hub.env` for subprocesses.
 
-What it serves, as the Hub does: /api/models/R[/revision/V][?blobs=true], /api/models/R/tree/V[?recursive=true], and
-HEAD and GET of /R/resolve/V/FILE with ETag, X-Repo-Commit and ranges. Weights and all that is larger than 1 MB are LFS
-files: resolve gives X-Linked-Etag, X-Linked-Size and a redirect to another origin ("localhost"), where no token may
-arrive.
+Routes, as on the Hub: /api/models/R[/revision/V][?blobs=true], /api/models/R/tree/V[?recursive=true], and
+HEAD and GET of /R/resolve/V/FILE with ETag, X-Repo-Commit and ranges. Weights and files larger than 1 MB are LFS files:
+resolve returns X-Linked-Etag, X-Linked-Size and a redirect to another origin ("localhost"), which must not receive a
+token.
 
-A repository that has moved (`hub.move("gpt2", "openai-community/gpt2")`) is found under its old name, too.
+A renamed repository (`hub.move("gpt2", "openai-community/gpt2")`) is available under its old name, too.
 
-What was asked: `hub.requests` (each: method, path, file, start of its range, token), `hub.fetched()` the names of files
-whose bytes were asked for, `hub.forget()` to start afresh.
+Recorded requests: `hub.requests` (method, path, file, start of the range, token), `hub.fetched()` (the names of
+downloaded files), `hub.forget()` (deletes the records).
 
-Bad days, until `hub.heal()`, or for the first `times` requests that they meet:
+Faults, until `hub.heal()`, or for the first `times` matching requests:
     hub.cut("model.safetensors", 1000)               the connection breaks before byte 1000 of the file
-    hub.flip("model.safetensors", 1000)              byte 1000 arrives wrong
-    hub.ignore_ranges()                              a range is answered with the whole file
-    hub.flood("model.safetensors")                   zeros follow the file, without end, and no length is declared
-    hub.drip("headers", where="/api/")               endless headers, or a body, come a byte at a time
-    hub.answer(429, retry_after=3, times=1, where="/api/")   a status instead of an answer, where the path contains that
-    hub.answer(404, headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and a body without end
+    hub.flip("model.safetensors", 1000)              byte 1000 is wrong
+    hub.ignore_ranges()                              the response to a range is the complete file
+    hub.flood("model.safetensors")                   endless zeros follow the file, without a declared length
+    hub.drip("headers", where="/api/")               endless headers, or a body, byte by byte
+    hub.answer(429, retry_after=3, times=1, where="/api/")   a status as the response, if the path contains `where`
+    hub.answer(404, headers={"X-Error-Message": "…"}, flood=True)   the same, with headers, and an endless body
     hub.answer(302, headers={"Location": "…"}, body=b"…")   the same, with headers, and a body
     hub.gate("owner/name", token="hf_right")         files need that token: 401 without, 403 with another
-    hub.hide("owner/name", token="hf_right")         private: without the token it is not there
-    hub.stop()                                       nobody listens any more
+    hub.hide("owner/name", token="hf_right")         private: 404 without the token
+    hub.stop()                                       stops the server
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class File:
 
     @property
     def git_sha1(self) -> str:
-        """git's hash of what is in git: the file, or the pointer to it."""
+        """git's hash of the file, or of its LFS pointer."""
         data = self.data
         if self.lfs:
             data = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n" % (
@@ -91,14 +91,14 @@ class Repository:
 class Request:
     method: str
     path: str
-    file: str | None  # the name, where the bytes of a file were asked for
-    start: int | None  # of its range
+    file: str | None  # the name, for requests that download a file
+    start: int | None  # of the range
     token: str | None
 
 
 @dataclass
 class Trouble:
-    """One bad day: `meets` says which requests it spoils, `left` how many of them (None: all)."""
+    """A fault. meets: whether it affects a request.    left: how many more requests it affects (None: all)."""
 
     kind: str
     meets: Callable[[Request], bool]
@@ -121,7 +121,7 @@ class Server(ThreadingHTTPServer):
         return connection, address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may hang up
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may close the connection
             super().handle_error(request, client_address)
 
 
@@ -147,7 +147,7 @@ class HubServer(AbstractContextManager["HubServer"]):
         self.gone.set()
         self.server.shutdown()
         self.server.server_close()
-        for connection in self.server.connections:  # those that a client keeps would be answered still
+        for connection in self.server.connections:  # otherwise persistent connections would still get responses
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -160,7 +160,7 @@ class HubServer(AbstractContextManager["HubServer"]):
         return {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",  # else the client asks /api/agent-harnesses, too
+            "HF_HUB_DISABLE_TELEMETRY": "1",  # otherwise the client requests /api/agent-harnesses, too
             "NO_PROXY": "127.0.0.1,localhost",
         }
 
@@ -170,7 +170,7 @@ class HubServer(AbstractContextManager["HubServer"]):
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         return ours | self.settings
 
-    # What there is
+    # Repositories
 
     def add(
         self,
@@ -181,26 +181,26 @@ class HubServer(AbstractContextManager["HubServer"]):
         tag: str | None = None,
         lfs: tuple[str, ...] = (),
     ) -> str:
-        """A new commit with just these files, which `branch` then names; its hash. `lfs`: further names kept there."""
+        """Add a commit with exactly these files to `branch`. Returns its hash. lfs: names of further LFS files."""
         if isinstance(files, Path):
             files = {
                 path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()
             }
-        kept = {}
+        stored = {}
         for name, content in files.items():
             data = content.encode() if isinstance(content, str) else content
-            kept[name] = File(data, name in lfs or name.endswith(LFS_SUFFIXES) or len(data) > 1_000_000)
+            stored[name] = File(data, name in lfs or name.endswith(LFS_SUFFIXES) or len(data) > 1_000_000)
         entry = self.repositories.setdefault(repository, Repository())
-        seed = json.dumps([repository, len(entry.commits), {name: file.etag for name, file in kept.items()}])
+        seed = json.dumps([repository, len(entry.commits), {name: file.etag for name, file in stored.items()}])
         commit = hashlib.sha1(seed.encode()).hexdigest()
-        entry.commits[commit] = kept
+        entry.commits[commit] = stored
         entry.refs[branch] = commit
         if tag is not None:
             entry.refs[tag] = commit
         return commit
 
     def move(self, old: str, new: str) -> None:
-        """Rename a repository: the old name leads to the new one, as "gpt2" does on the Hub."""
+        """Rename a repository: the old name redirects to the new one, like "gpt2" on the Hub."""
         self.repositories[new] = self.repositories.pop(old)
         self.moved[old] = new
 
@@ -210,20 +210,20 @@ class HubServer(AbstractContextManager["HubServer"]):
     def hide(self, repository: str, token: str) -> None:
         self.repositories[repository].private = token
 
-    # What was asked
+    # Recorded requests
 
     def fetched(self) -> list[str]:
-        """The names of the files whose bytes were sent, in order; a file that came in pieces, once for each."""
+        """The names of downloaded files in order, once for each request."""
         return [request.file for request in self.requests if request.file is not None]
 
     def ranges(self, file: str) -> list[int | None]:
-        """Where each request for the bytes of a file started; None: without a range."""
+        """The start of the range of each download of a file; None without a range."""
         return [request.start for request in self.requests if request.file == file]
 
     def forget(self) -> None:
         self.requests.clear()
 
-    # Bad days
+    # Faults
 
     def cut(self, file: str, after: int, times: int | None = None) -> None:
         self.troubles.append(Trouble("cut", lambda request: request.file == file, times, after))
@@ -251,10 +251,10 @@ class HubServer(AbstractContextManager["HubServer"]):
         flood: bool = False,
         body: bytes | None = None,
     ) -> None:
-        asked = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        retry = {} if retry_after is None else {"Retry-After": str(retry_after)}
         kind = "status and flood" if flood else "status"
         self.troubles.append(
-            Trouble(kind, lambda request: where in request.path, times, status, asked | dict(headers or {}), body)
+            Trouble(kind, lambda request: where in request.path, times, status, retry | dict(headers or {}), body)
         )
 
     def heal(self) -> None:
@@ -284,7 +284,7 @@ class Refusal(Exception):
 
 
 class Drip:
-    """What a handler writes, a byte at a time from the headers or the body on, until nobody listens."""
+    """Writes a response byte by byte, from the headers or the body on, until the client disconnects."""
 
     def __init__(self, file: Any, part: str) -> None:
         self.file, self.slow, self.part = file, part == "headers", part
@@ -294,10 +294,10 @@ class Drip:
             for byte in chain(data[:-4], repeat(0x61)) if self.slow and self.part == "headers" else data * self.slow:
                 self.file.write(bytes([byte]))
                 self.file.flush()
-                threading.Event().wait(0.02)  # tests take time.sleep away
+                threading.Event().wait(0.02)  # tests disable time.sleep
             if not self.slow:
                 self.file.write(data)
-        self.slow = True  # the headers are one write, the body the next
+        self.slow = True  # the first write has the headers, the second the body
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -322,13 +322,13 @@ class Handler(BaseHTTPRequestHandler):
         span = self.headers.get("Range")
         start = int(span.removeprefix("bytes=").removesuffix("-")) if span else None
         for old, new in self.hub.moved.items():
-            for place in (f"/api/models/{old}/", f"/{old}/resolve/"):
-                if self.path.startswith(place):
+            for prefix in (f"/api/models/{old}/", f"/{old}/resolve/"):
+                if self.path.startswith(prefix):
                     location = self.path.replace(f"/{old}/", f"/{new}/", 1)
                     return self.send_json(307, "Moved", {"Location": location})
         try:
             answer, file = self.route(path, query, token)
-            # An LFS file's bytes come from the other origin; before that there is only a redirect.
+            # The content of an LFS file is at the other origin; here is a redirect.
             sends = self.command == "GET" and file is not None and (path.startswith("/cdn/") or not file[1].lfs)
             request = Request(self.command, path, file[0] if sends and file else None, start, token)
         except Refusal as refusal:
@@ -352,7 +352,7 @@ class Handler(BaseHTTPRequestHandler):
         return answer(request)
 
     def flood(self) -> None:
-        """Zeros without end."""
+        """Endless zeros."""
         self.close_connection = True
         with suppress(OSError):
             while not self.hub.gone.is_set():
@@ -362,7 +362,7 @@ class Handler(BaseHTTPRequestHandler):
         trouble = self.hub.trouble("status", request)
         return Refusal(trouble.value, "", "Bad day.", trouble.headers, trouble.body) if trouble else None
 
-    # Who answers
+    # Routes
 
     def route(
         self, path: str, query: dict[str, list[str]], token: str | None
@@ -377,14 +377,14 @@ class Handler(BaseHTTPRequestHandler):
             at = parts.index("resolve")
             repository = "/".join(parts[:at])
             self.admit(repository, token, files=True)
-            # A revision may hold slashes (refs/pr/1): then the client sends them quoted.
+            # A revision may contain slashes (refs/pr/1), which the client quotes.
             revision, quoted = unquote(self.path.split("/resolve/")[1].split("/")[0]), parts[at + 1 :]
             name = "/".join(quoted)[len(revision) + 1 :]
             _, commit, file = self.find([repository, revision, name])
             owned = repository if "/" in repository else f"_/{repository}"
-            place = f"{self.hub.cdn}/cdn/{quote(owned)}/{commit}/{quote(name)}"
+            location = f"{self.hub.cdn}/cdn/{quote(owned)}/{commit}/{quote(name)}"
             if file.lfs:
-                return (lambda request: self.send_link(file, commit, place)), (name, file)
+                return (lambda request: self.send_link(file, commit, location)), (name, file)
             return (lambda request: self.send_file(request, file, commit)), (name, file)
         if parts[:2] == ["api", "models"]:
             kind = next((kind for kind in ("revision", "tree") if kind in parts[3:5]), None)
@@ -399,7 +399,7 @@ class Handler(BaseHTTPRequestHandler):
     def admit(self, repository: str, token: str | None, *, files: bool = False) -> None:
         entry = self.hub.repositories.get(repository)
         if entry is None or (entry.private is not None and token != entry.private):
-            # Without a token the Hub does not tell a private repository from none at all.
+            # Without a token, the Hub's response for a private repository is the same as for a missing one.
             status, message = (401, "Invalid username or password.") if token is None else (404, "Repository not found")
             raise Refusal(status, "RepoNotFound", message)
         if files and entry.gate is not None and token != entry.gate:
@@ -412,14 +412,14 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return commit, entry.commits[commit]
 
-    def find(self, place: list[str]) -> tuple[str, str, File]:
-        repository, revision, name = place
+    def find(self, address: list[str]) -> tuple[str, str, File]:
+        repository, revision, name = address
         commit, files = self.commit(repository.removeprefix("_/"), revision)
         if name not in files:
             raise Refusal(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         return name, commit, files[name]
 
-    # What they answer
+    # Responses
 
     def info(self, repository: str, commit: str, files: dict[str, File], blobs: bool) -> dict[str, Any]:
         siblings: list[dict[str, Any]] = []
@@ -455,9 +455,9 @@ class Handler(BaseHTTPRequestHandler):
         body = {"error": refusal.message} if refusal.body is None else refusal.body
         self.send_json(refusal.status, body, headers)
 
-    def send_link(self, file: File, commit: str, place: str) -> None:
+    def send_link(self, file: File, commit: str, location: str) -> None:
         linked = {"X-Linked-Etag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data)), "X-Repo-Commit": commit}
-        self.send_json(302, "Found", {**linked, "ETag": f'"{file.git_sha1}"', "Location": place})
+        self.send_json(302, "Found", {**linked, "ETag": f'"{file.git_sha1}"', "Location": location})
 
     def send_file(self, request: Request, file: File, commit: str) -> None:
         size, start = len(file.data), request.start
@@ -494,10 +494,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def point_client_at(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the huggingface_hub of this process talk to `hub`.
+    """Make the huggingface_hub of this process use `hub`.
 
-    It reads its environment when it is imported, and some of its modules copy the values: so set both, wherever they
-    are, and drop the connections of the client that all share.
+    It reads its environment when it is imported, and some of its modules copy the values: so this sets both, and
+    drops the connections of the shared client.
     """
     import huggingface_hub.file_download
     import huggingface_hub.hf_api

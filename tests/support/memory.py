@@ -1,4 +1,4 @@
-"""The memory of this process, and of code in a process of its own."""
+"""The memory of this process, and of code in a separate process."""
 
 import json
 import re
@@ -23,11 +23,11 @@ def memory():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon")}
 
-def tell():
+def report():
     global before
     after = memory()
     print(json.dumps({name: after[name] - before[name] for name in after}))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory()
 
 before = memory()
@@ -35,7 +35,7 @@ before = memory()
 
 
 def growths(code: str, *arguments: object) -> list[dict[str, int]]:
-    """Run `code` in a process of its own: by how many bytes its memory grew until each tell()."""
+    """Run `code` in a separate process. Returns the growth of its memory in bytes before each report()."""
     command = [sys.executable, "-c", PREPARE + code, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert result.returncode == 0, result.stderr
@@ -43,18 +43,18 @@ def growths(code: str, *arguments: object) -> list[dict[str, int]]:
 
 
 def growth(code: str, *arguments: object) -> dict[str, int]:
-    """As `growths`, of code that tells once."""
+    """As `growths`, for code with one report()."""
     [grown] = growths(code, *arguments)
     return grown
 
 
 def reset_peak() -> None:
-    with suppress(OSError):  # not on Linux: there the peak is of the process's whole life
+    with suppress(OSError):  # not on Linux: the peak then includes earlier memory
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """The most resident memory so far, in bytes."""
+    """The peak of resident memory in bytes."""
     with suppress(OSError):
         return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

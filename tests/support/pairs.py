@@ -1,4 +1,4 @@
-"""Parameters of which every two values meet in `make test`, and all of them in `make soak`."""
+"""Parameters of tests: every pair of values in `make test`, all combinations in `make soak`."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -8,18 +8,18 @@ import pytest
 
 
 def in_pairs(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of two or three lists of values; those that bring no new pair are marked `soak`.
+    """All combinations of two or three lists of values. Combinations without a new pair are marked `soak`.
 
-    Of three lists the two longer meet fully, and the place in the third follows from theirs. Of two lists, each value
-    of the longer meets one of the shorter.
+    Of three lists, all combinations of the two longer ones are used, and they determine the value of the third. Of two
+    lists, each value of the longer one is combined with one of the shorter.
     """
     order = sorted(range(len(axes)), key=lambda axis: -len(axes[axis]))
     *longer, shortest = order
 
-    def chosen(places: tuple[int, ...]) -> bool:
-        return places[shortest] == sum(places[axis] for axis in longer) % len(axes[shortest])
+    def chosen(indices: tuple[int, ...]) -> bool:
+        return indices[shortest] == sum(indices[axis] for axis in longer) % len(axes[shortest])
 
     return [
-        pytest.param(*values, marks=[] if chosen(places) else [pytest.mark.soak])
-        for places, values in zip(product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True)
+        pytest.param(*values, marks=[] if chosen(indices) else [pytest.mark.soak])
+        for indices, values in zip(product(*(range(len(axis)) for axis in axes)), product(*axes), strict=True)
     ]

@@ -63,6 +63,6 @@ def pangoling_results(folder: Path) -> dict[str, Any]:
     """pangoling's results for a checkpoint: logprobs of TARGETS, and the vocabulary's logprobs at each mask."""
     arguments = {"contexts": CONTEXTS, "targets": TARGETS, "after": AFTER, "sentences": SENTENCES}
     command = ["Rscript", str(PROGRAMS / "pangoling.R"), str(folder), json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])

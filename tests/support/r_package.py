@@ -1,4 +1,4 @@
-"""The installed R package, the environment it runs in, and numbers of Python for R to compare with."""
+"""The installed R package, its environment, and results of Python that R tests compare with."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
 RSCRIPT = shutil.which("Rscript")
 
 
-# What Python says, for R to compare with
+# Results of Python that R tests compare with
 
 
 def write_reference(folder: Path) -> None:
@@ -105,8 +105,8 @@ def encoder_reference(folder: Path) -> dict[str, Any]:
     for target in targets:
         expected = tokenizer.encode(target, add_special_tokens=False).ids
         ids = tokenizer.encode(f"{before} {'[MASK]' * len(expected)} {after}").ids
-        places = [i for i, id in enumerate(ids) if id == mask]
-        sums.append(sum(float(logprobs(ids, i)[id]) for i, id in zip(places, expected, strict=True)))
+        positions = [i for i, id in enumerate(ids) if id == mask]
+        sums.append(sum(float(logprobs(ids, i)[id]) for i, id in zip(positions, expected, strict=True)))
 
     # PLL: "original" masks one token; "within_word_l2r" masks the later tokens of its word, too.
     sentence = "The traveler lost the souvenir."
@@ -165,7 +165,7 @@ def word_piece_tokenizer() -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every byte is a token, so that all text has some. Byte 0's id is 188."""
+    """Every byte is a token, so that any text has tokens. Byte 0's ID is 188."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: id for id, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -178,7 +178,7 @@ def reference(identifier: str) -> dict[str, Any]:
     size, context = model.config.vocab_size, model.config.context_length or 40
     random = np.random.default_rng(size + context)
     n = 24
-    # The first grows beyond the context, the second is a single id, the third is beyond it from the start.
+    # The first grows beyond the context, the second is a single token, the third exceeds the context.
     prompts = [random.integers(size, size=length).tolist() for length in (context - n // 2, 1, context + 9)]
     several = [1, 2, 2**40]
     greedy = generate(model, prompts, n, temperature=0)
@@ -208,7 +208,7 @@ def reference(identifier: str) -> dict[str, Any]:
         "settings": rows(generate(model, prompts, n, seed=several, **settings)),
         "end": end,
         "ended": rows(generate(model, prompts, n, temperature=0, eos_id=end)),
-        "scores": [scores[0], scores[2]],  # the second has none
+        "scores": [scores[0], scores[2]],  # the second has no scores
         "perplexity": np.ma.MaskedArray(
             [float((-row.double().mean()).exp()) if len(row) else 0 for row in scores], [not len(s) for s in scores]
         ),
@@ -218,10 +218,10 @@ def reference(identifier: str) -> dict[str, Any]:
     } | (text_reference(identifier, model) if identifier in BUILT_IN else {})
 
 
-def start_of_context(known: int, context: int | None) -> int:
-    """The rule of inference.generate in other words: from a full context on, half a context is dropped at a time."""
+def start_of_context(length: int, context: int | None) -> int:
+    """The rule of inference/rows.py, implemented differently: a full context drops its first half."""
     start = 0
-    while context is not None and known - start > context:
+    while context is not None and length - start > context:
         start += context // 2
     return start
 
@@ -254,7 +254,7 @@ def rows(ids: list[list[int]]) -> list[Any]:
 
 
 def shared(tmp_path_factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]) -> Path:
-    """A folder that one process of pytest-xdist writes, and all of them read."""
+    """A folder that one process of pytest-xdist writes and all processes read."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -276,8 +276,8 @@ def install(folder: Path) -> None:
     """Install the package as it is now."""
     assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
     command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope="session")
@@ -286,8 +286,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared(tmp_path_factory, "library", install)
 
 
-def environment(library: Path, **more: str | None) -> dict[str, str]:
-    """What R starts with: this Python, one thread, and no caches or folders of the user's.
+def environment(library: Path, **changes: str | None) -> dict[str, str]:
+    """The environment of R: this Python, one thread, and no caches or folders of the user.
 
     The worker is a fork (fast_python.py) unless MINHUBPY_PYTHON is sys.executable.
     """
@@ -301,7 +301,7 @@ def environment(library: Path, **more: str | None) -> dict[str, str]:
         "RETICULATE_PYTHON": None,
         "VIRTUAL_ENV": None,
         "CONDA_PREFIX": None,
-        **more,
+        **changes,
     }
     both = {**os.environ, **{name: value for name, value in variables.items() if value is not None}}
     return {name: value for name, value in both.items() if variables.get(name, "") is not None}

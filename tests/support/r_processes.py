@@ -1,4 +1,4 @@
-"""R in a process of its own, its worker process, and the files that both leave."""
+"""R in a separate process, its worker process, and the files that both leave behind."""
 
 import subprocess
 import textwrap
@@ -14,7 +14,7 @@ PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
 
 
 class RProcess:
-    """An Rscript process. `say()` in R is `hear()` in Python, and vice versa."""
+    """An Rscript process. `say()` in R sends a line that `receive()` returns in Python, and vice versa."""
 
     def __init__(
         self, folder: Path, code: str | Path, env: dict[str, str], before: Sequence[str], arguments: Sequence[str],
@@ -32,8 +32,8 @@ class RProcess:
             )  # fmt: skip
         self.pid = self.process.pid
 
-    def hear(self) -> str:
-        """The next thing that R says; what it prints meanwhile is passed over."""
+    def receive(self) -> str:
+        """The next line that R sends; other output is skipped."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b"@ "):
@@ -46,7 +46,7 @@ class RProcess:
         self.process.stdin.flush()
 
     def end(self, status: int = 0) -> str:
-        """Wait for R's end; what it wrote on standard error."""
+        """Wait for R's end. Returns its standard error."""
         self.process.communicate(timeout=120)
         said = self.errors.read_text(errors="replace")
         assert self.process.returncode == status, said[-3000:]
@@ -68,7 +68,7 @@ def worker_of(r: psutil.Process | int) -> list[psutil.Process]:
 
 
 def gone(workers: Sequence[psutil.Process]) -> bool:
-    """Whether processes exit within a timeout that allows for a busy machine."""
+    """Whether processes exit within a timeout that is long enough for a busy machine."""
     _, alive = psutil.wait_procs(workers, timeout=30)
     return not alive
 

@@ -5,15 +5,17 @@ from torch import nn
 
 
 def draw(model: nn.Module) -> None:
-    """Large random weights, by which activations keep their size."""
+    """Large random weights that preserve the size of activations."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("A_log"):  # from heads that remember hundreds of positions to some that forget at once
+            if name.endswith(
+                "A_log"
+            ):  # from heads with a state of hundreds of positions to heads that forget immediately
                 parameter.copy_(3 * noise - 3)
-            elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 where 1 is added to them
-                parameter.round_().add_(0.4 * noise)  # 0 or 1, but for small numbers of the global generator
+            elif parameter.dim() == 1:  # a norm's weights are near 1, or near 0 if the norm adds 1
+                parameter.round_().add_(0.4 * noise)  # 0 or 1, except for small numbers from the global generator
             else:
                 is_embedding = any(part in name for part in ("embed_", "wte", "wpe", "shared", "relative"))
                 parameter.copy_(noise * (2.0 if is_embedding else 1.7 * parameter.shape[1] ** -0.5))

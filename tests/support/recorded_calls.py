@@ -51,7 +51,7 @@ class RecordingRunner(NativeRunner):
         self.live: list[Tensor] = []  # of the cache
         self.used: Tensor | None = None
         self.memory = bytearray()
-        self.places: dict[int, tuple[int, Tensor]] = {}  # by address: where a tensor is in the memory
+        self.offsets: dict[int, tuple[int, Tensor]] = {}  # by address: the offset of a tensor in the memory
         self.pointers: list[int] = []
         self.calls: list[tuple[int, int, int, int, int]] = []
         self.found: list[Tensor] = []
@@ -62,7 +62,7 @@ class RecordingRunner(NativeRunner):
         return super()._new_call(layers, dtype, buffers, workspace)
 
     def decode(self, operations: Any, count: int, by_reference: Any) -> None:
-        """In the place of the compiled function."""
+        """Replaces the compiled function."""
         call = by_reference._obj
         where, logits = self.put(bytes(operations)), 0
         for number in range(count):
@@ -130,16 +130,16 @@ class RecordingRunner(NativeRunner):
         self.pointers.append(at)
 
     def locate(self, address: int) -> int:
-        known = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
-        known = [value for value in known if isinstance(value, Tensor)]
-        for tensor in known:
+        tensors = [*self.program.references, *self.program.angles.values(), *self.live, *vars(self).values()]
+        tensors = [value for value in tensors if isinstance(value, Tensor)]
+        for tensor in tensors:
             start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()  # views of it share it
             if start <= address < start + max(size, 1):
-                place, _ = self.places.get(start, (None, None))
-                if place is None:
-                    place = self.put(ctypes.string_at(start, size))
-                    self.places[start] = place, tensor
-                return place + address - start
+                offset, _ = self.offsets.get(start, (None, None))
+                if offset is None:
+                    offset = self.put(ctypes.string_at(start, size))
+                    self.offsets[start] = offset, tensor
+                return offset + address - start
         raise AssertionError("a pointer to unknown memory")
 
     def case(self, name: str, equals: list[tuple[int, int, int]]) -> bytes:
@@ -188,10 +188,10 @@ def models() -> Iterator[tuple[str, Any]]:
 
 @torch.inference_mode()
 def record(name: str, model: Any, threads: int) -> bytes:
-    """A case: a sequence at once, in chunks, and in a batch with two others; the logits are bitwise identical."""
+    """A case: a sequence in one call, in chunks, and in a batch with two others; the logits are bitwise identical."""
     torch.set_num_threads(threads)
     runner, ids, equals = RecordingRunner(model), some_ids(model, LENGTH), []
-    vocabulary, done = runner.vocab_size, 0
+    vocabulary, offset = runner.vocab_size, 0
 
     def begin(rows: int) -> Any:
         cache = runner.new_cache(rows, LENGTH)
@@ -200,12 +200,12 @@ def record(name: str, model: Any, threads: int) -> bytes:
                 runner.encode(ids[:30], cache, row)
         return cache
 
-    def read(texts: dict[int, list[int]], places: list[int]) -> None:
-        """places: for each id, the one of the text whose logits are the same."""
-        nonlocal done
+    def read(texts: dict[int, list[int]], positions: list[int]) -> None:
+        """positions: for each token, the position in the text with the same logits."""
+        nonlocal offset
         runner.forward(texts, cache, every=True)
-        equals.extend((done + i * vocabulary, place * vocabulary, vocabulary) for i, place in enumerate(places))
-        done += len(places) * vocabulary
+        equals.extend((offset + i * vocabulary, at * vocabulary, vocabulary) for i, at in enumerate(positions))
+        offset += len(positions) * vocabulary
 
     cache = begin(1)
     read({0: ids}, list(range(LENGTH)))

@@ -1,6 +1,8 @@
-"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token ids."""
+"""Models of transformers in the cases of tests/support/cases, their hidden states, and random token IDs."""
 
 import json
+from collections.abc import Mapping
+from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,16 +30,38 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+def assert_identical(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert torch.equal(actual[name], tensor), name
+
+
 @torch.no_grad()
-def read(model: Any, ids: torch.Tensor, pieces: list[int], cache: Any) -> torch.Tensor:
-    """The logits of a text that is read in pieces, their sizes again and again until its end."""
-    logits, place = [], 0
-    for size in cycle(pieces):
-        if place >= ids.size(1):
+def read(model: Any, ids: torch.Tensor, sizes: list[int], cache: Any) -> torch.Tensor:
+    """The logits of `ids` (B, T), computed with a cache in chunks of `sizes`, which are repeated until the end."""
+    logits, position = [], 0
+    for size in cycle(sizes):
+        if position >= ids.size(1):
             return torch.cat(logits, dim=1)
-        logits.append(model(ids[:, place : place + size], cache))
-        place += size
+        logits.append(model(ids[:, position : position + size], cache))
+        position += size
     raise AssertionError
+
+
+def save_reference(settings: Mapping[str, Any], folder: Path, auto_class: str = "ForCausalLM", **options: Any) -> Any:
+    """transformers' model of a config.json, in eval mode, with large random weights. Saves it with these settings."""
+    import transformers
+
+    # A copy: transformers adds missing rope_parameters to the dict.
+    config = transformers.AutoConfig.for_model(**deepcopy(dict(settings)))
+    reference = getattr(transformers, f"AutoModel{auto_class}").from_config(config, **options).eval()
+    draw(reference)
+    reference.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    # The settings of the case, in old or new spelling, and not as transformers writes them.
+    (folder / "config.json").write_text(json.dumps(settings))
+    return reference
 
 
 def texts_of(*lengths: int) -> list[list[int]]:

@@ -17,12 +17,12 @@ def template_of(user: str, call: str, tools: str, *, many: str = "", assistant: 
                 end: str = "<|im_end|>\n", reasoning: str = "", generation: str = "", single: bool = False,
                 reply: str = "", stop: str = "") -> str:  # fmt: skip
     """A template. call: one call, as `call.name` and `call.arguments`.    many: a list of calls."""
-    each = many or "{% for t in m.tool_calls %}{% set call = t.function %}" + call + "{% endfor %}"
+    all_calls = many or "{% for t in m.tool_calls %}{% set call = t.function %}" + call + "{% endfor %}"
     check = "{% if m.tool_calls | length > 1 %}{{ raise_exception('only single calls') }}{% endif %}" if single else ""
     return (
         "{% if tools %}<|im_start|>system\n" + tools + end + "{% endif %}{% for m in messages %}"
         "{% if m.role == 'assistant' %}" + assistant + reasoning + "{% if m.tool_calls %}" + check + "{{ m.content }}"
-        + each + "{% else %}" + reply + "{{ m.content }}{% endif %}" + (stop or end)
+        + all_calls + "{% else %}" + reply + "{{ m.content }}{% endif %}" + (stop or end)
         + "{% elif m.role == 'tool' %}<|im_start|>tool\n{{ m.content }}" + end
         + "{% else %}" + user + end + "{% endif %}{% endfor %}{% if add_generation_prompt %}" + assistant.rstrip(" ")
         + generation + "{% endif %}"
@@ -74,9 +74,9 @@ TEMPLATES = {
 def marked_tokenizer(template: str, *, markers: bool = True) -> Tokenizer:
     """A byte-level BPE of 400 tokens, with the markers of a template as special tokens."""
     tokenizer = train_byte_level_bpe([TEXT.read_text(encoding="utf-8")], 400)
-    found = {*MARKER.findall(template), *(() if markers else TOKENS.values())} if markers else {"<|im_end|>"}
+    matches = {*MARKER.findall(template), *(() if markers else TOKENS.values())} if markers else {"<|im_end|>"}
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)
-                                  for text in sorted(found | set(TOKENS.values()))])  # fmt: skip
+                                  for text in sorted(matches | set(TOKENS.values()))])  # fmt: skip
     return tokenizer
 
 

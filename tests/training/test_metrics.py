@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,11 @@ def test_the_command_writes_metrics(tmp_path: Path, text: Path) -> None:
 
 
 def test_an_unusable_target_is_an_error_before_the_run_starts(tmp_path: Path, text: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing"):
-        train(text, tmp_path / "run", metrics=tmp_path / "missing" / "metrics.jsonl", **TINY)
+    path = tmp_path / "missing" / "metrics.jsonl"
+    message = f"{path} cannot be written: the folder {path.parent} does not exist"
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        train(text, tmp_path / "run", metrics=path, **TINY)
+    assert message in failed("train", text, "--out", tmp_path / "run", "--metrics", path)
     assert not (tmp_path / "run").exists()
 
 

@@ -32,7 +32,7 @@ def test_the_console_shows_evaluations_samples_and_the_next_command(tmp_path: Pa
     assert f"<tr><td>6</td><td>{run.losses[-1]['train_loss']:.4g}</td>" in run._repr_html_()
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     assert f"GPT-2, {parameters:,} parameters, on cpu, float32" in output
-    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16" in output
+    assert "3,600 tokens to train on, 400 held out; 6 steps of 4 × 16; losses in nats per token" in output
     rows = [line.split() for line in output.splitlines() if re.match(r" +\d+  ", line)]
     assert [row[0] for row in rows] == ["0", "3", "6"]
     assert [row[1] for row in rows[:1]] == [f"{run.losses[0]['held_out_loss']:.4f}"]
@@ -50,7 +50,8 @@ def test_standard_output_contains_json_only(tmp_path: Path, text: Path) -> None:
     assert all(line.startswith("Note: ") for line in result.stderr.splitlines())
     actual = json.loads(result.stdout)
     run = Run(tmp_path / "run")
-    assert actual["nats_per_token"] == actual["nats_per_character"] == run.best_loss
+    assert actual["loss"] == actual["nats_per_character"] == run.best_loss
+    assert (actual["objective"], actual["unit"]) == ("text", "nats per token")
     assert (actual["family"], actual["steps"], actual["vocab_size"]) == ("lstm", 6, len(set(TEXT)))
     assert actual["rows"][0]["train_loss"] is None
     assert [row["held_out_loss"] for row in actual["rows"]] == held_out_losses(run)
@@ -367,6 +368,7 @@ def test_compare_sorts_runs_by_loss(runs: Path) -> None:
     per_character = {
         name: run.best_loss * run.corpus.held_out.count / run.corpus.characters for name, run in actual.items()
     }
+    assert re.split(r" {2,}", heading)[7:9] == ["NATS PER TOKEN", "NATS PER CHARACTER"]
     assert [row[0] for row in cells] == sorted(names, key=per_character.__getitem__)
     assert cells[-1][0] == "new"
     for row in cells:

@@ -59,7 +59,8 @@ def test_a_pipe_receives_lines(
     assert " of 12  loss" not in shown
     steps = [line.split()[0] for line in shown.splitlines() if line.startswith("      ")]
     assert steps == ["0", "4", "8", "12"]
-    last = f"The best model, of step {run.best['step']} with a loss of {run.best_loss:.4f}, is in {tmp_path / 'run'}"
+    loss = f"{run.best_loss:.4f} (nats per token)"
+    last = f"The best model, of step {run.best['step']} with a loss of {loss}, is in {tmp_path / 'run'}"
     assert shown.splitlines()[-1] == last
 
     monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from small_models import tokenizer as words
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
 from minhub_py import (
@@ -228,6 +230,46 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     with torch.no_grad():
         idx = torch.tensor([regression.tokenizer.encode("the film was fine").ids])
         assert regression.model(idx).item() == pytest.approx(1.5, abs=0.7)
+    assert (
+        "| held-out loss | " + f"{regression.best_loss:.4f} mean squared error, at"
+        in (tmp_path / "regression" / "README.md").read_text()
+    )
+
+    # Each unit has its own table, although the losses of the regression are between those of the labels.
+    folders = [str(tmp_path / name) for name in ("run", "regression", "copy")]
+    shutil.copytree(folders[0], folders[2])
+    result = CliRunner().invoke(main, ["compare", *folders])
+    assert result.exit_code == 0, result.output
+    labels_table, numbers_table = (table.splitlines() for table in result.output.split("\n\n"))
+    assert [labels_table[0], numbers_table[0]] == ["Objective: labels", "Objective: regression"]
+    columns = [re.split(r" {2,}", table[1]) for table in (labels_table, numbers_table)]
+    assert [names[7] for names in columns] == ["NATS PER LABEL", "MEAN SQUARED ERROR"]
+    assert [names[8:10] for names in columns] == [["ACCURACY", "MACRO F1"], ["R2", "TOKENS/S"]]
+    assert [line.split()[0] for line in labels_table[2:]] == ["run", "copy"]
+    assert [line.split()[0] for line in numbers_table[2:]] == ["regression"]
+    listed = json.loads(CliRunner().invoke(main, ["compare", *folders, "--json"]).output)
+    units = [(item["name"], item["unit"], item["nats_per_character"]) for item in listed]
+    assert units == [
+        ("run", "nats per label", None), ("copy", "nats per label", None), ("regression", "mean squared error", None),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="its losses are in mean squared error"):
+        _ = regression.nats_per_character
+    if find_spec("matplotlib"):
+        plot = ["--plot", str(tmp_path / "plot.png")]
+        assert CliRunner().invoke(main, ["compare", folders[0], folders[2], *plot]).exit_code == 0
+        result = CliRunner().invoke(main, ["compare", *folders, *plot])
+        assert "different units (nats per label, mean squared error): plot runs of one objective" in result.output
+
+
+def test_texts_of_one_token_have_labels(tmp_path: Path) -> None:
+    tokenizer = words()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = llama(vocab_size=tokenizer.get_vocab_size(), num_key_value_heads=2, pad_token_id=0, **sizes)
+    save_pretrained(model, tmp_path / "llama", tokenizer)
+    rows = [{"text": text, "label": label} for text, label in (("cat", "a"), ("dog", "b"), ("the dog", "a"))] * 4
+    options = QUICK | {"start": str(tmp_path / "llama"), "steps": 1}
+    run = train(write(tmp_path / "labels.jsonl", rows), tmp_path / "run", **options)
+    assert run.corpus.train.count + run.corpus.held_out.count == 12
 
 
 @pytest.mark.parametrize("lora", [None, 4])

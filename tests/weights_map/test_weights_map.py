@@ -22,13 +22,11 @@ from minhub_py.export.convert import convert
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import from_pretrained, save_pretrained
 from minhub_py.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
+from weights_map.conversion import Mapped, check_shapes
 from weights_map.engine import (
-    Mapped,
     Row,
     Table,
     cat,
-    check_shapes,
-    deinterleave,
     drop,
     same,
     split,
@@ -82,8 +80,8 @@ def test_tables_convert_published_sizes_in_both_directions(name: str) -> None:
         for tensors in reference(name)
     )
     ours = skeleton(family.Model, config).state_dict()
-    for theirs in (memory,) if memory.keys() == files.keys() else (memory, files):
-        check_shapes(weights_map.to_native(family.model_type, theirs, config), ours)
+    for hub_tensors in (memory,) if memory.keys() == files.keys() else (memory, files):
+        check_shapes(weights_map.to_native(family.model_type, hub_tensors, config), ours)
     back = weights_map.to_hub(family.model_type, ours, config)
     assert {key: tensor.shape for key, tensor in back.items()} == {key: t.shape for key, t in files.items()}
 
@@ -221,13 +219,13 @@ def test_per_head_projections_become_three_parts() -> None:
     hub = {"h.0.qkv.weight": torch.randn(3 * width, width), "h.0.qkv.bias": torch.randn(3 * width)}
     fused.load_state_dict({name.removeprefix("h.0.qkv."): tensor for name, tensor in hub.items()})
     x = torch.randn(2, 5, width)
-    theirs = fused(x).view(2, 5, heads, 3 * size).chunk(3, dim=-1)  # as in its forward
+    expected = fused(x).view(2, 5, heads, 3 * size).chunk(3, dim=-1)  # as in its forward
 
     config = SimpleNamespace(num_attention_heads=heads)
     native = Mapped(FUSED, hub, "hub", config)
     ours = F.linear(x, native["h.0.c_attn.weight"], native["h.0.c_attn.bias"]).chunk(3, dim=-1)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.view(2, 5, heads, size), other)
+    for actual, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(actual.view(2, 5, heads, size), other)
     back = Mapped(FUSED, dict(native), "native", config)
     assert all(torch.equal(back[name], hub[name]) for name in hub)
     # One head (or GPT-BigCode's one for all queries): nothing moves.
@@ -345,9 +343,9 @@ def test_stacked_tensor_with_a_wrong_number_of_experts_is_rejected() -> None:
 def test_wildcards_drop_parts_of_a_file() -> None:
     hub = experts()
     native = set(Mapped(EXPERTS, hub, "hub", FOUR))
-    more = ("mtp.fc.weight", "mtp.layers.7.experts.0.up.weight", "model.visual.blocks.11.attn.qkv.bias",
+    extra = ("mtp.fc.weight", "mtp.layers.7.experts.0.up.weight", "model.visual.blocks.11.attn.qkv.bias",
             "_orig_mod.model.visual.patch_embed.proj.weight")  # fmt: skip
-    assert set(Mapped(EXPERTS, {**hub, **dict.fromkeys(more, torch.ones(1))}, "hub", FOUR)) == native
+    assert set(Mapped(EXPERTS, {**hub, **dict.fromkeys(extra, torch.ones(1))}, "hub", FOUR)) == native
     with pytest.raises(ValueError, match=r"unknown: model\.mtp\.fc, model\.visual, mtp$"):
         Mapped(EXPERTS, {**hub, **dict.fromkeys(["mtp", "model.mtp.fc", "model.visual"], torch.ones(1))}, "hub", FOUR)
 
@@ -384,24 +382,13 @@ def test_index_inside_a_word_counts_layers() -> None:
         weights_map.to_native("lstm", tensors)
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_deinterleave_separates_alternating_columns(dim: int) -> None:
-    """As in GPT-OSS: even columns belong to gate, odd columns to up."""
-    table = Table("toy", (Row("gate_up", ("gate", "up"), deinterleave(2, dim)),))
-    hub = {"gate_up": torch.randn(4, 6, 8)}
-    native = Mapped(table, hub, "hub")
-    assert torch.equal(native["gate"], hub["gate_up"].transpose(0, dim)[0::2].transpose(0, dim))
-    assert torch.equal(native["up"], hub["gate_up"].transpose(0, dim)[1::2].transpose(0, dim))
-    assert torch.equal(Mapped(table, dict(native), "native")["gate_up"], hub["gate_up"])
-
-
 HEADS, EXPERTS_EACH = 2, 3
 # Operations, the number of Hub and of native templates, and the shape of a Hub tensor.
 OPERATIONS = [
     (same, 1, 1, (3, 5)), (transpose, 1, 1, (3, 5)), (cat(3), 3, 1, (2, 5)), (cat(2, dim=1), 2, 1, (2, 5)),
-    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)), (deinterleave(2, dim=-1), 1, 2, (3, 8)),
-    (deinterleave(3, dim=0), 1, 3, (6,)), (ungroup_heads(3, "heads"), 1, 1, (12, 5)),
-    (ungroup_heads(2, "heads"), 1, 1, (8,)), (stack("experts"), 1, 1, (4, 2)),
+    (split(2), 1, 2, (4, 3)), (split(3, dim=-1), 1, 3, (2, 6)),
+    (ungroup_heads(3, "heads"), 1, 1, (12, 5)), (ungroup_heads(2, "heads"), 1, 1, (8,)),
+    (stack("experts"), 1, 1, (4, 2)),
 ]  # fmt: skip
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 
@@ -414,22 +401,22 @@ def random_checkpoint(seed: int) -> tuple[Table, dict[str, torch.Tensor], set[st
     for number in range(random.randint(1, 4)):
         indices, layers = random.randint(0, 2), random.randint(1, 12)
         depth = [layers, EXPERTS_EACH][:indices]
-        places = [()] if not depth else [(i,) for i in range(layers)]
-        places = [(*place, i) for place in places for i in range(EXPERTS_EACH)] if indices == 2 else places
+        positions = [()] if not depth else [(i,) for i in range(layers)]
+        positions = [(*place, i) for place in positions for i in range(EXPERTS_EACH)] if indices == 2 else positions
         beginning = ".".join([f"stack{number}", "{}", "experts", "{}"][: 2 * indices or 1])
         for name in range(random.randint(1, 5)):
-            operation, theirs, ours, shape = random.choice(OPERATIONS)
-            more = ".each.{}" if operation.name == "stack" and indices < 2 else ""
-            if operation.name == "stack" and not more:
+            operation, hub_count, ours, shape = random.choice(OPERATIONS)
+            extra = ".each.{}" if operation.name == "stack" and indices < 2 else ""
+            if operation.name == "stack" and not extra:
                 operation = same
             row = Row(
-                tuple(f"{beginning}{more}.t{name}_{i}" for i in range(theirs)),
+                tuple(f"{beginning}{extra}.t{name}_{i}" for i in range(hub_count)),
                 tuple(f"{beginning}.o{name}_{i}".replace("stack", "s") for i in range(ours)),
                 operation,
                 optional=name > 0 and random.random() < 0.3,
             )
             rows.append(row)
-            for place in places:
+            for place in positions:
                 if row.optional and random.random() < 0.5:
                     continue
                 native |= set(row.names("native", place))
@@ -456,12 +443,14 @@ def test_random_tables_are_bitwise_reversible(seed: int) -> None:
             assert torch.equal(one[name], other[name])
 
     hits = {name: table.find(name, "hub") for name in hub}
-    lost = random.choice([name for name, (_, row, place) in sorted(hits.items()) if not (row.optional or any(place))])
-    without = {name: tensor for name, tensor in hub.items() if name != lost}
-    with pytest.raises(ValueError, match=rf"table: missing: {lost}$"):
+    missing = random.choice(
+        [name for name, (_, row, place) in sorted(hits.items()) if not (row.optional or any(place))]
+    )
+    without = {name: tensor for name, tensor in hub.items() if name != missing}
+    with pytest.raises(ValueError, match=rf"table: missing: {missing}$"):
         Mapped(table, without, "hub", config)
-    with pytest.raises(ValueError, match=rf"table: unknown: x\.{lost}; missing: {lost}$"):
-        Mapped(table, {**without, f"x.{lost}": hub[lost]}, "hub", config)
+    with pytest.raises(ValueError, match=rf"table: unknown: x\.{missing}; missing: {missing}$"):
+        Mapped(table, {**without, f"x.{missing}": hub[missing]}, "hub", config)
 
 
 def test_all_shape_problems_are_listed() -> None:

@@ -3,7 +3,8 @@
     tokenizer.ggml.model "gpt2"     byte-level BPE with merges. The word pattern has a name only, tokenizer.ggml.pre
     tokenizer.ggml.model "llama"    SentencePiece BPE: pieces, scores and types, as in a tokenizer.model
     tokenizer.ggml.model "bert"     WordPiece: "\u2581" precedes the beginning of a word, and a later part has no ##
-    tokenizer.ggml.model "t5"       SentencePiece unigram of XLM-RoBERTa
+    tokenizer.ggml.model "t5"       SentencePiece unigram of T5 and XLM-RoBERTa
+    tokenizer.ggml.model "gemma4"   BPE of characters with merges, and tokens of bytes: Gemma 4
 
 Encoders (the architecture bert) have "bert", "t5" or "gpt2".
 
@@ -33,7 +34,9 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     CONTROL,
     NORMAL,
     SPACE,
+    UNIGRAM,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     Piece,
     SentencePiece,
@@ -44,11 +47,12 @@ from minhub_py.checkpoints.tokenizers.tiktoken import WORDS
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
 
-# Mistral's tekken.json has it too.
-TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The word pattern of OpenAI's o200k; its fields are endings and the number of digits in a word. Mistral's tekken.json
+# has it without endings.
+CASED_WORDS = (
+    r"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{0}"
+    r"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{0}"
+    r"|\p{{N}}{1}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -68,14 +72,22 @@ DIGITS = Words(digits=True)
 COMPOSED = Words(nfc=True)
 LLAMA3 = Words(WORDS.format("{1,3}"), ignore_merges=True, add_bos=True)
 QWEN = Words(WORDS.format(""), nfc=True)
+# Qwen 3.5's words include combining marks.
+QWEN35 = Words(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    nfc=True,
+)
 PRE = {
     "gpt-2": GPT2, "phi-2": GPT2,
     "roberta-bpe": GPT2,
     "olmo": COMPOSED, "mpt": COMPOSED,  # GPT-NeoX uses one of these
     "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
-    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3,
-    "qwen2": QWEN, "deepseek-r1-qwen": QWEN,
-    "tekken": Words(TEKKEN_WORDS, ignore_merges=True, add_bos=True),
+    "command-r": Words(digits=True, nfc=True),
+    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "lfm2": LLAMA3,
+    "qwen2": QWEN, "deepseek-r1-qwen": QWEN, "qwen35": QWEN35,
+    "tekken": Words(CASED_WORDS.format("", ""), ignore_merges=True, add_bos=True),
+    "gpt-4o": Words(CASED_WORDS.format("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "{1,3}"), ignore_merges=True),
 }  # fmt: skip
 # Types of tokens that are matched before words are split, and whether they are special.
 ADDED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
@@ -93,13 +105,14 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     model = metadata.get("tokenizer.ggml.model")
     if encoder_family(metadata):
         return special_tokens(metadata, {})
-    if model not in ("gpt2", "llama"):
-        raise ValueError(f"tokenizer.ggml.model is {brief(model)}; supported are gpt2 and llama")
+    if model not in BUILDERS:
+        raise ValueError(f"tokenizer.ggml.model is {brief(model)}; supported are {', '.join(BUILDERS)}")
+    add_bos = words_of(metadata).add_bos if model == "gpt2" else model != "t5"
     settings: dict[str, Any] = {
-        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or words_of(metadata).add_bos),
-        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos) or model == "gemma4",
+        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", model == "t5"),
     }
-    return settings | special_tokens(metadata, {"bos": 1, "eos": 2} if model == "llama" else {})  # as in llama.cpp
+    return settings | special_tokens(metadata, DEFAULT_IDS.get(str(model), {}))
 
 
 def encoder_family(metadata: Mapping[str, Any]) -> str | None:
@@ -148,8 +161,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         kinds = numbers(metadata, "token_type", len(tokens))
     if family := encoder_family(metadata):
         return encoder_tokenizer(metadata, family, tokens, kinds)
-    build = byte_bpe if metadata["tokenizer.ggml.model"] == "gpt2" else sentencepiece
-    return build(metadata, tokens, kinds)
+    return BUILDERS[metadata["tokenizer.ggml.model"]](metadata, tokens, kinds)
 
 
 def encoder_tokenizer(metadata: Mapping[str, Any], family: str, tokens: list[str], kinds: list[int]) -> Tokenizer:
@@ -210,6 +222,15 @@ def charsmap_of(metadata: Mapping[str, Any]) -> bytes:
 def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
     """Build a byte-level BPE."""
     words = words_of(metadata)
+    ids, merges = ids_and_merges(metadata, tokens)
+    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
+    set_words(tokenizer, words, prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix")))
+    add_tokens(tokenizer, tokens, kinds)
+    return tokenizer
+
+
+def ids_and_merges(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The vocabulary and merges of a BPE. ValueError: they are invalid."""
     ids = {token: id for id, token in enumerate(tokens)}
     if len(ids) < len(tokens):
         raise ValueError("it has a duplicate token")
@@ -217,30 +238,51 @@ def byte_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -
     merges = [(left, right) for left, right in pairs]
     if not all(left + right in ids for left, right in merges):
         raise ValueError("the result of a merge is not a token")
-    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
+    return ids, merges
+
+
+def add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    """Add the tokens that are matched before words are split."""
+    added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in ADDED]
+    tokenizer.add_tokens([AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added])
+
+
+def set_words(tokenizer: Tokenizer, words: Words, prefix: bool = False) -> None:
+    """Split words as `words` says. prefix: a space before the text."""
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
     steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=words.pattern is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if words.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in ADDED]
-    tokenizer.add_tokens([AddedToken(token, special=ADDED[kind], normalized=False) for token, kind in added])
+
+
+def character_bpe(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
+    """Build the tokenizer of Gemma 4. Characters without a token become bytes; lines and line breaks are words."""
+    ids, merges = ids_and_merges(metadata, tokens)
+    id = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = None if id is None else tokens[id]
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    add_tokens(tokenizer, tokens, kinds)
     return tokenizer
 
 
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> Tokenizer:
-    """Build a SentencePiece BPE."""
+    """Build a SentencePiece BPE, or the unigram model of T5."""
     scores = numbers(metadata, "scores", len(tokens))
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
-    if UNKNOWN not in kinds and unknown is not None:  # Gemma 3's files list it as a control token
-        kinds = [*kinds[:unknown], UNKNOWN, *kinds[unknown + 1 :]]
+    if kinds.count(UNKNOWN) != 1:  # Gemma 3's files list it as a control token; Phi-3's, also IDs without a token
+        unknown = metadata.get("tokenizer.ggml.unknown_token_id", DEFAULT_IDS[metadata["tokenizer.ggml.model"]]["unk"])
+        kinds = [UNUSED if kind == UNKNOWN else kind for kind in kinds]
+        kinds[unknown] = UNKNOWN
     model = SentencePiece(
         [Piece(*piece) for piece in zip(tokens, scores, kinds, strict=True)],
-        model_type=BPE,
+        model_type=UNIGRAM if metadata["tokenizer.ggml.model"] == "t5" else BPE,
         byte_fallback=BYTE in kinds,
+        charsmap=charsmap_of(metadata),
         add_dummy_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         remove_extra_whitespaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
     )
@@ -271,3 +313,8 @@ def hub_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         files["chat_template.jinja"] = template.encode()
     return files
+
+
+# tokenizer.ggml.model -> the tokenizer of a decoder, and the IDs of special tokens that llama.cpp assumes.
+BUILDERS = {"gpt2": byte_bpe, "llama": sentencepiece, "t5": sentencepiece, "gemma4": character_bpe}
+DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "t5": {"eos": 1, "unk": 2, "pad": 0}}

@@ -169,8 +169,8 @@ def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer,
 
 def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokenizer:
     """Load the tokenizer of an encoder, with its special tokens. ValueError: a file is corrupt."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    settings = {**FAMILIES[family].tokens, **given}
+    configured = {name: value for name, value in settings.items() if value is not None}
+    settings = {**FAMILIES[family].tokens, **configured}
     names = {name: content(settings[name]) for name in FAMILIES[family].tokens}
     mask = settings["mask_token"]
     if isinstance(mask, str) and isinstance(FAMILIES[family].tokens["mask_token"], dict):

@@ -24,8 +24,10 @@
 #'   * `prob`: its probability;
 #'   * `prob_LABEL` for each label: its probability. The probabilities of a text
 #'     sum to 1, except with `multi_label`, for a single label, and for models with
-#'     the `problem_type` `"multi_label_classification"`. For a regression model,
-#'     the columns contain its scores.
+#'     the `problem_type` `"multi_label_classification"`.
+#'
+#'   For a regression model, the only column is `value`, the predicted value (with
+#'   several outputs, `value_LABEL`).
 #'
 #'   If `texts` is a data frame, the columns are added to it (existing columns are
 #'   replaced with a warning). Otherwise, the names of `texts` are the row names.
@@ -59,7 +61,7 @@ ask_labels <- function(method, model, texts, settings, file, record = NULL, join
     list(frame = join(lapply(results, `[[`, "frame"), rows), labels = results[[1L]]$labels)
   }
   result <- ask_in_parts(method, model, list(texts = texts), settings, file, record = record, join = join_frames)
-  result$frame$label <- factor(result$frame$label, result$labels)
+  if ("label" %in% names(result$frame)) result$frame$label <- factor(result$frame$label, result$labels)
   result$frame
 }
 

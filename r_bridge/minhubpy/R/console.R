@@ -208,7 +208,7 @@ summary.minhub_run <- function(object, ...) {
 #' @export
 print.summary.minhub_run <- function(x, ...) {
   print(x$run)
-  cat("\nLosses, in nats per token\n")
+  cat("\nLosses, in ", attr(x$run, "about")$unit, "\n", sep = "")
   print(x$losses, row.names = FALSE, digits = 4L)
   cat("\nSettings\n", paste0(strwrap(as_call(x$settings), max(20L, getOption("width") - 2L), indent = 2L, exdent = 2L), "\n"), sep = "")
   invisible(x)
@@ -227,10 +227,12 @@ summary.minhub_losses <- function(object, ...) {
 
 #' @export
 summary.minhub_comparison <- function(object, ...) {
-  columns <- c("run", "parameters", "steps", "nats_per_character", "seconds")
-  if (!all(columns %in% names(object))) return(NextMethod())
-  shown <- as.data.frame(unclass(object)[columns])
-  shown$behind_best <- shown$nats_per_character - min(shown$nats_per_character)
+  if (!all(c("run", "parameters", "steps", COMPARED, "seconds") %in% names(object))) return(NextMethod())
+  shown <- data.frame(
+    unclass(object)[c("run", "parameters", "steps")], comparable(object), seconds = object$seconds,
+    stringsAsFactors = FALSE
+  )
+  shown$behind_best <- shown$loss - stats::ave(shown$loss, shown$unit, FUN = min)
   shown
 }
 

@@ -2,16 +2,18 @@
 
 #' Compare training runs
 #'
-#' Compares runs of [minhub_train()], sorted by their loss.
+#' Compares runs of [minhub_train()], sorted by their loss. Runs with different
+#' units of the loss, such as classifiers and language models, are not comparable:
+#' the rows of each unit are together.
 #'
 #' @param ... Runs, or folders of runs. Argument names are the names of the runs;
 #'   the default is the name of the variable or of the folder.
 #' @returns A data frame of class `minhub_comparison` with one row per run and the
 #'   columns `run`, `family` (the architecture), `parameters`, `tokenizer`,
-#'   `vocab_size`, `steps`, `best_step`, `nats_per_token` and
-#'   `nats_per_character` (the loss on held-out text; the latter is comparable
-#'   between tokenizers), `tokens_per_second`, `seconds` and `folder`, and with
-#'   runs on labels their `accuracy`, `f1_macro` or `r_squared`. It has a
+#'   `vocab_size`, `steps`, `best_step`, `loss` (the lowest loss on held-out data),
+#'   its `unit`, `nats_per_character` (for text: the loss that is comparable between
+#'   tokenizers), `tokens_per_second`, `seconds` and `folder`, and with runs on
+#'   labels their `accuracy`, `f1_macro` or `r_squared`. It has a
 #'   [plot()][plot.minhub_losses] method.
 #' @family functions for training
 #' @examplesIf minhubpy:::is_ready()
@@ -44,17 +46,31 @@ minhub_compare <- function(...) {
   labels <- if (is.null(names(runs))) character(length(runs)) else names(runs)
   labels[!nzchar(labels)] <- basename(folders)[!nzchar(labels)]
   columns <- c(
-    "family", "parameters", "tokenizer", "vocab_size", "steps", "best_step", "nats_per_token", "nats_per_character",
-    "tokens_per_second", "seconds", "folder"
+    "family", "parameters", "tokenizer", "vocab_size", "steps", "best_step", COMPARED, "tokens_per_second", "seconds",
+    "folder"
   )
-  values <- lapply(stats::setNames(columns, columns), function(name) unlist(lapply(results, `[[`, name)))
+  values <- lapply(stats::setNames(columns, columns), function(name) {
+    unlist(lapply(results, function(about) about[[name]] %||% NA_real_))
+  })
   measures <- unique(unlist(lapply(results, function(about) names(about$measures))))
   values[measures] <- lapply(measures, function(name) vapply(results, function(about) about$measures[[name]] %||% NA_real_, 0))
   table <- data.frame(run = make.unique(labels), values, stringsAsFactors = FALSE)
   losses <- stats::setNames(lapply(results, `[[`, "losses"), table$run)
+  by <- comparable(table)
   structure(
-    table[order(table$nats_per_character), ],
+    table[order(match(by$unit, by$unit), by$loss), ],
     class = c("minhub_comparison", "data.frame"), row.names = seq_len(nrow(table)), losses = losses
+  )
+}
+
+COMPARED <- c("loss", "unit", "nats_per_character")
+
+# The losses and units for comparisons: only runs with the same unit are comparable.
+comparable <- function(x) {
+  is_text <- !is.na(x$nats_per_character)
+  data.frame(
+    loss = ifelse(is_text, x$nats_per_character, x$loss), unit = ifelse(is_text, "nats per character", x$unit),
+    stringsAsFactors = FALSE
   )
 }
 
@@ -63,6 +79,16 @@ minhub_compare <- function(...) {
 `[.minhub_comparison` <- function(x, ...) {
   subset <- NextMethod()
   if (is.data.frame(subset)) attr(subset, "losses") <- attr(x, "losses")
+  subset
+}
+
+# Keeps the unit.
+#' @export
+`[.minhub_losses` <- function(x, ...) {
+  subset <- NextMethod()
+  if (is.data.frame(subset)) {
+    for (name in c("unit", "has_perplexity")) attr(subset, name) <- attr(x, name)
+  }
   subset
 }
 
@@ -85,7 +111,7 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 #' point at the best model, and the loss on training text as a dotted line. A
 #' training loss is the mean since the last evaluation, so it is drawn between
 #' the two evaluations. For the result of [minhub_compare()], the plot has one
-#' line per run, in nats per character.
+#' line per run; for text, in nats per character.
 #'
 #' The first tenth of a long run may exceed the upper limit of the plot, so that
 #' the remaining losses are readable.
@@ -117,15 +143,18 @@ plot.minhub_losses <- function(x, against = c("step", "tokens", "seconds"), main
   old <- begin_plot(...)
   on.exit(graphics::par(old))
 
-  draw_losses(list(x), against, "token")
+  unit <- attr(x, "unit") %||% "loss"
+  draw_losses(list(x), against, unit)
   draw_curves(x, against, col)
   best <- which.min(x$held_out_loss)
   name_best(x[[against]][[best]], x$held_out_loss[[best]], above = isTRUE(x$train_loss[[best]] < x$held_out_loss[[best]]))
   graphics::title(main, line = 0.8, adj = 0)
   legend_above(c("held out", "training"), col, c(1L, 3L), c(2, 1.2))
   footer(
-    "lowest: ", sprintf("%.3f", x$held_out_loss[[best]]), " nats per token, perplexity ",
-    format(signif(exp(x$held_out_loss[[best]]), 3L), big.mark = ","),
+    "lowest: ", sprintf("%.3f", x$held_out_loss[[best]]), if (unit != "loss") paste0(" ", unit),
+    if (isTRUE(attr(x, "has_perplexity"))) {
+      paste(", perplexity", format(signif(exp(x$held_out_loss[[best]]), 3L), big.mark = ","))
+    },
     if (against == "step") paste0(", after step ", counted(x$step[[best]]))
   )
   invisible(x)
@@ -143,13 +172,17 @@ plot.minhub_run <- function(x, ...) {
 plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out text",
                                    col = NULL, ...) {
   against <- choice(against, c("step", "tokens", "seconds"))
-  check_plotted(x, c("run", "nats_per_token", "nats_per_character"), "there is no run to plot: select at least one row")
+  check_plotted(x, c("run", rev(COMPARED)), "there is no run to plot: select at least one row")
   losses <- attr(x, "losses")[x$run]
   if (is.null(losses) || !all(lengths(losses))) fail("the data frame has lost the losses of its runs: plot the result of minhub_compare() or some of its rows")
+  by <- comparable(x)
+  if (length(unique(by$unit)) > 1L) {
+    fail("the losses of these runs have different units (", toString(unique(by$unit)), "): plot rows of one unit")
+  }
   scaled <- Map(function(rows, scale) {
     rows[c("train_loss", "held_out_loss")] <- rows[c("train_loss", "held_out_loss")] * scale
     rows
-  }, losses, x$nats_per_character / x$nats_per_token)
+  }, losses, ifelse(x$loss == 0, 1, by$loss / x$loss))
   main <- optional(main, check_main)
   colours <- rep_len(optional(col, check_color) %||% MANY, nrow(x))
   # Different dashes, symbols and symbol positions keep equal curves visible.
@@ -158,7 +191,7 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
   old <- begin_plot(...)
   on.exit(graphics::par(old))
 
-  draw_losses(scaled, against, "character")
+  draw_losses(scaled, against, by$unit[[1L]])
   for (i in seq_along(scaled)) {
     rows <- scaled[[i]]
     graphics::lines(rows[[against]], rows$held_out_loss, col = colours[[i]], lwd = 2, lty = dashes[[i]])
@@ -169,7 +202,7 @@ plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), 
     size <- min(3, 1.2 + 0.5 * (nrow(x) - i)) # rings at the same point are concentric
     graphics::points(rows[[against]][[best]], rows$held_out_loss[[best]], col = colours[[i]], lwd = 2, cex = size)
   }
-  graphics::legend("topright", paste0(x$run, sprintf("  %.3f", x$nats_per_character)), col = colours, lty = dashes,
+  graphics::legend("topright", paste0(x$run, sprintf("  %.3f", by$loss)), col = colours, lty = dashes,
     pch = signs, lwd = 2, bty = "n", cex = 0.8 * graphics::par("cex"), seg.len = 1.5, xpd = NA
   )
   title_above(main)
@@ -190,7 +223,7 @@ draw_losses <- function(runs, against, unit) {
   ticks <- pretty(graphics::par("usr")[3:4], 5L)
   graphics::abline(h = ticks, col = "grey88")
   graphics::axis(2L, ticks, las = 1L, lwd = 0, mgp = c(2, 0.3, 0))
-  graphics::title(ylab = paste("nats per", unit), line = 2.5)
+  graphics::title(ylab = unit, line = 2.5)
   ticks <- pretty(across, 5L)
   if (against != "seconds") ticks <- ticks[ticks == floor(ticks)]
   marks <- format(ticks, big.mark = ",", scientific = FALSE, trim = TRUE)

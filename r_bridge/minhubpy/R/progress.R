@@ -77,7 +77,8 @@ show_event <- function(screen, event) {
       say_line(screen, event$family, ", ", counted(event$parameters), " parameters, on ", event$device, ", ", event$dtype)
       say_line(
         screen, counted(event$train_tokens), " ", event$unit, " to train on, ", counted(event$held_out_tokens), " held out; ",
-        counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context)
+        counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context),
+        "; losses in ", event$loss_unit
       )
       if (event$finished) {
         advice <- if (event$step == event$steps) c(": train further with minhub_resume(out, steps = ", 2 * event$steps, ")")

@@ -5,8 +5,8 @@
 #' run with more steps. `minhub_run()` reads the folder of a run.
 #'
 #' The last tenth of the text is held out for evaluation. The run stores the model
-#' with the lowest loss on it. Losses are in nats per token (natural log), and
-#' their `exp()` is the perplexity.
+#' with the lowest loss on it. Losses on text are in nats per token (natural log),
+#' and their `exp()` is the perplexity. `print()` shows the unit of other losses.
 #'
 #' @section Interruption and resumption:
 #' Esc or Ctrl-C stops the training before the next batch and writes a checkpoint.
@@ -32,8 +32,9 @@
 #' * `prompt`, `chosen` and `rejected`: preferences (DPO), with `lora`. `beta`
 #'   (0.1) limits the distance to the model without the adapter. Without `prompt`,
 #'   `chosen` and `rejected` are lists of conversations.
-#' * `text` and `label`: classification by a factor, strings or whole numbers,
-#'   and regression by other numbers. `from` is a text encoder, or a decoder of an
+#' * `text` and `label`: classification by a factor, strings or whole numbers (the
+#'   loss is in nats per label), and regression by other numbers (mean squared
+#'   error). `from` is a text encoder, or a decoder of an
 #'   architecture with a classification head.
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
@@ -113,8 +114,8 @@
 #'     `learning_rate`, `gradient_norm`, `tokens_per_second` and `seconds`, and
 #'     for examples with labels `accuracy` and `f1_macro`, or `r_squared`, of the
 #'     held-out examples;
-#'   * `best_loss` and `best_step`: the lowest loss on held-out text, in nats per
-#'     token, and its step;
+#'   * `best_loss` and `best_step`: the lowest loss on held-out data, and its
+#'     step;
 #'   * `folder`: the folder of the run;
 #'   * `settings`: the settings of the run.
 #'
@@ -385,12 +386,14 @@ resume_advice <- function(out) {
 }
 
 new_run <- function(about, device) {
-  losses <- structure(about$losses, class = c("minhub_losses", "data.frame"))
+  losses <- structure(
+    about$losses, class = c("minhub_losses", "data.frame"), unit = about$unit, has_perplexity = about$has_perplexity
+  )
   structure(
     list(
       model = from_pretrained(about$folder, device = device, quantize = about$settings$quantize),
       tokenizer = tokenizer_from_pretrained(about$folder),
-      losses = losses, best_loss = about$nats_per_token, best_step = about$best_step, folder = about$folder,
+      losses = losses, best_loss = about$loss, best_step = about$best_step, folder = about$folder,
       settings = about$settings
     ),
     class = "minhub_run", about = about[names(about) != "losses"]
@@ -411,7 +414,7 @@ print.minhub_run <- function(x, ...) {
   about <- attr(x, "about")
   cat(format(x), "\n", sep = "")
   cat(
-    "  held-out loss  ", sprintf("%.4f", x$best_loss), " nats per token after step ", counted(x$best_step),
+    "  held-out loss  ", sprintf("%.4f", x$best_loss), " ", about$unit, " after step ", counted(x$best_step),
     ": run$model\n",
     sep = ""
   )

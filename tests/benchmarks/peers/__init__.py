@@ -1,6 +1,6 @@
-"""Peers of this package in the benchmark `compare.py`: what is measured, and how.
+"""Peers of this package in the benchmark `compare.py`.
 
-Read in this order: `cases` (what is measured), `run` (models, and workers that take turns), `worker` (one process per
+Read in this order: `cases` (the measurements), `run` (models, and workers that take turns), `worker` (one process per
 library), `engines` (the same tasks for each library), `gguf_writer` (files for llama.cpp), `tables` and `plot` (the
 output). A new peer is a row of `run.PEERS`, its class in `engines`, and a method of `engines.Converter` if it has its
 own file format.
@@ -21,7 +21,7 @@ BITS = {
     "int8": 8, "int8-bfloat16": 8, "int8-f32": 8, "Q8_0": 8,
     "nf4": 4, "nf4-bfloat16": 4, "int4": 4, "int4-f32": 4, "Q4_0": 4,
 }  # fmt: skip
-# Name -> what is measured, in the order of the run.
+# Name -> description, in the order of the run.
 CASES = {
     "bandwidth": "reading memory",
     "decode": "decoding one text",

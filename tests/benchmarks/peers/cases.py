@@ -1,4 +1,4 @@
-"""The cases of the benchmark: which libraries run, what each does, and the result computed from the times.
+"""The cases of the benchmark: the libraries, their tasks, and the results computed from the times.
 
 `tables.COLUMNS` selects the values that are shown.
 """
@@ -20,9 +20,9 @@ from peers import BITS, Row
 from peers.run import TAME, WILD, Bench, Case, Runner, Subject, variants
 from peers.worker import Worker, environment
 
-# Our kinds of weights that peers have, too.
+# Our kinds of weights that peers also have.
 KINDS = ("float32", "bfloat16", "int8", "nf4")
-# Engines that know the bytes of weights that they read for a token.
+# Engines that can count the bytes of weights for a token.
 WEIGHED = {"Minhub", "LlamaCpp", "OpenVINO"}
 # Key of a step -> the step.
 Steps = dict[Any, Callable[[], Any]]
@@ -33,8 +33,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def same_start(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of equal ids before the first difference."""
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    """The number of equal tokens before the first difference."""
+    return next((position for position, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def named(rows: Sequence[Row], name: str) -> Row | None:
@@ -49,11 +49,11 @@ def compare(rows: Sequence[Row], key: str, baseline: str, into: str = "ratio") -
         row[into] = base[key] / row[key] if base else None
 
 
-def bandwidth_rows(found: Sequence[Mapping[str, list[float]]], size: int) -> list[Row]:
+def bandwidth_rows(measured: Sequence[Mapping[str, list[float]]], size: int) -> list[Row]:
     """A row for each method of reading memory, fastest first, in gigabytes (10^9 bytes) per second."""
     rows = []
-    for name in found[0]:
-        seconds = [value for passes in found for value in passes[name]]
+    for name in measured[0]:
+        seconds = [value for passes in measured for value in passes[name]]
         rows.append({"reader": name, "gigabytes_per_second": size / 1e9 / median(seconds),
                      "best": size / 1e9 / min(seconds), "seconds": seconds})  # fmt: skip
     return sorted(rows, key=lambda row: -row["gigabytes_per_second"])
@@ -63,9 +63,10 @@ def bandwidth(bench: Bench) -> Case:
     """Memory bandwidth for reading."""
     size = bench.pick(512, 128) * 2**20
     with bench.worker("Memory", size=size) as memory:
-        found = bench.interleave("Reading memory", {"": partial(memory.ask, "read", passes=3)})[""]
+        measured = bench.interleave("Reading memory", {"": partial(memory.ask, "read", passes=3)})[""]
     return Case(
-        f"Reading {size // 2**20} MiB of memory, with --threads {bench.settings.threads}", bandwidth_rows(found, size)
+        f"Reading {size // 2**20} MiB of memory, with --threads {bench.settings.threads}",
+        bandwidth_rows(measured, size),
     )
 
 
@@ -96,21 +97,21 @@ def decoding(bench: Bench, subject: Subject, runners: Sequence[Runner]) -> Case:
             steps[runner, "first"] = partial(worker.ask, "timed", prompts=prompts, new=1)
             steps["memory", runner] = partial(memory.ask, "read", passes=2)
         held = {runner: worker.ask("bytes_per_token") for runner, worker in team.items() if runner.engine in WEIGHED}
-        found = bench.interleave("Decoding", steps)
-    readers = bandwidth_rows([reply for runner in team for reply in found["memory", runner]], size)
+        measured = bench.interleave("Decoding", steps)
+    readers = bandwidth_rows([reply for runner in team for reply in measured["memory", runner]], size)
     limit = readers[0]["gigabytes_per_second"]
     rows = []
     for runner in team:
-        whole, first = ([reply["seconds"] for reply in found[runner, part]] for part in ("whole", "first"))
-        each = (median(whole) - median(first)) / (new - 1)
+        complete, first = ([reply["seconds"] for reply in measured[runner, part]] for part in ("whole", "first"))
+        per_token = (median(complete) - median(first)) / (new - 1)
         read = held[runner] if runner in held else subject.read * BITS[runner.weights] / 8
         rows.append({
             "runner": runner.name, "library": runner.library, "weights": runner.weights,
-            "tokens_per_second": new / median(whole), "ms_per_token": 1000 * median(whole) / new,
-            "decode_ms_per_token": 1000 * each, "bytes_per_token": read,
-            "bandwidth_percent": 100 * read / each / (1e9 * limit) if each > 0 else None,
+            "tokens_per_second": new / median(complete), "ms_per_token": 1000 * median(complete) / new,
+            "decode_ms_per_token": 1000 * per_token, "bytes_per_token": read,
+            "bandwidth_percent": 100 * read / per_token / (1e9 * limit) if per_token > 0 else None,
             "limit_tokens_per_second": 1e9 * limit / read,
-            "seconds": whole, "seconds_to_first": first, "ids": found[runner, "whole"][0]["ids"][0],
+            "seconds": complete, "seconds_to_first": first, "ids": measured[runner, "whole"][0]["ids"][0],
         })  # fmt: skip
     compare(rows, "ms_per_token", "transformers float32")
     case = Case(f"Decoding {subject.name}: a prompt of 32 ids, {new} new ones, greedy", rows)
@@ -149,40 +150,42 @@ def curve(rows: list[Row], points: Sequence[int], baseline: str = "transformers 
     return notes
 
 
-def by_position(bench: Bench, subject: Subject, places: Sequence[int], runners: Sequence[Runner], title: str) -> Case:
+def by_position(
+    bench: Bench, subject: Subject, positions: Sequence[int], runners: Sequence[Runner], title: str
+) -> Case:
     """Time per token at several positions of a text: the median over the tokens around each position."""
     span = bench.pick(32, 8)
     with bench.team(subject, runners) as team:
-        steps = {(runner, place): partial(worker.ask, "steps", prompt=subject.prompt(place - span // 2), new=span)
-                 for runner, worker in team.items() for place in places}  # fmt: skip
-        found = bench.interleave(title.split(":", maxsplit=1)[0], steps)
+        steps = {(runner, position): partial(worker.ask, "steps", prompt=subject.prompt(position - span // 2), new=span)
+                 for runner, worker in team.items() for position in positions}  # fmt: skip
+        measured = bench.interleave(title.split(":", maxsplit=1)[0], steps)
     rows = []
     for runner in team:
-        seconds = [[median(times) for times in found[runner, place]] for place in places]
+        seconds = [[median(times) for times in measured[runner, position]] for position in positions]
         values = [1000 * median(times) for times in seconds]
         rows.append({"runner": runner.name, "values": values, "seconds": seconds,
                      "last_to_first": values[-1] / values[0]})  # fmt: skip
-    notes = curve(rows, places)
-    return Case(title, rows, {"points": list(places), "unit": "ms"}, notes)
+    notes = curve(rows, positions)
+    return Case(title, rows, {"points": list(positions), "unit": "ms"}, notes)
 
 
 def positions(bench: Bench) -> Case:
     """Whether a token takes longer late in the text."""
     subject = bench.text_model()
-    places = subject.fits(bench.pick((50, 200, 500, 1000), (50, 200)), 16)
+    indices = subject.fits(bench.pick((50, 200, 500, 1000), (50, 200)), 16)
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
     return by_position(
-        bench, subject, places, runners, f"Milliseconds per token at positions of a text: {subject.name}"
+        bench, subject, indices, runners, f"Milliseconds per token at positions of a text: {subject.name}"
     )
 
 
 def gptneo(bench: Bench) -> Case:
-    """Positions of GPT-Neo, whose local layers see 256 positions and so need not be slower late in the text."""
+    """Positions of GPT-Neo, whose local layers attend to 256 positions and need not be slower late in the text."""
     subject = bench.subject("gptneo")
-    places = subject.fits((50, bench.pick(2000, 300)), 16)
+    indices = subject.fits((50, bench.pick(2000, 300)), 16)
     runners = [*bench.ours("float32", "bfloat16", "int8"), *bench.transformers(subject, "float32")]
     return by_position(
-        bench, subject, places, runners, f"Milliseconds per token at positions of a text: {subject.name}"
+        bench, subject, indices, runners, f"Milliseconds per token at positions of a text: {subject.name}"
     )
 
 
@@ -197,10 +200,10 @@ def batch(bench: Bench) -> Case:
     with bench.team(subject, runners) as team:
         steps = {(runner, count): partial(worker.ask, "timed", prompts=prompts[count], new=new)
                  for runner, worker in team.items() for count in counts}  # fmt: skip
-        found = bench.interleave("Batches", steps)
+        measured = bench.interleave("Batches", steps)
     rows = []
     for runner in team:
-        seconds = [[reply["seconds"] for reply in found[runner, count]] for count in counts]
+        seconds = [[reply["seconds"] for reply in measured[runner, count]] for count in counts]
         speeds = [count * new / median(times) for count, times in zip(counts, seconds, strict=True)]
         rows.append({"runner": runner.name, "tokens_per_second": speeds, "seconds": seconds,
                      "values": [1 / speed for speed in speeds],
@@ -219,10 +222,10 @@ def prefill(bench: Bench) -> Case:
     with bench.team(subject, runners) as team:
         steps = {(runner, length): partial(worker.ask, "timed", prompts=[subject.prompt(length)], new=1)
                  for runner, worker in team.items() for length in lengths}  # fmt: skip
-        found = bench.interleave("Prompts", steps)
+        measured = bench.interleave("Prompts", steps)
     rows = []
     for runner in team:
-        seconds = [[reply["seconds"] for reply in found[runner, length]] for length in lengths]
+        seconds = [[reply["seconds"] for reply in measured[runner, length]] for length in lengths]
         rows.append({"runner": runner.name, "values": [1000 * median(times) for times in seconds], "seconds": seconds})
     notes = curve(rows, lengths)
     title = f"Milliseconds to the first new token, by prompt length: {subject.name}"
@@ -242,9 +245,9 @@ def speculation(bench: Bench) -> Case:
             steps = {(runner, guessed): partial(worker.ask, "timed", prompts=prompts, new=new,
                                                 **({"speculate": guessed} if guessed else {}))
                      for runner, worker in team.items() for guessed in (0, 8)}  # fmt: skip
-            found = bench.interleave("Speculation", steps)
+            measured = bench.interleave("Speculation", steps)
         for runner in team:
-            replies = {guessed: found[runner, guessed] for guessed in (0, 8)}
+            replies = {guessed: measured[runner, guessed] for guessed in (0, 8)}
             plain, guessing = ([reply["seconds"] for reply in replies[guessed]] for guessed in (0, 8))
             rows.append({
                 "text": text, "runner": runner.name, "tokens_per_second": new / median(plain),
@@ -267,13 +270,13 @@ def quality(bench: Bench) -> Case:
         with bench.worker("Quality", folder=str(hub.fetch(model)), text=bench.text) as worker:
             reference: Row = {}
             for weights, options in variants().items():
-                found = worker.ask("measure", options=options, prompts=prompts, new=new)
-                reference = reference or found  # float32 comes first
-                pairs = list(zip(found["likeliest"], reference["likeliest"], strict=True))
-                starts = [same_start(*pair) for pair in zip(found["written"], reference["written"], strict=True)]
+                measured = worker.ask("measure", options=options, prompts=prompts, new=new)
+                reference = reference or measured  # float32 comes first
+                pairs = list(zip(measured["likeliest"], reference["likeliest"], strict=True))
+                starts = [same_start(*pair) for pair in zip(measured["written"], reference["written"], strict=True)]
                 rows.append({
-                    "model": model, "weights": weights, "perplexity": found["perplexity"],
-                    "ratio": found["perplexity"] / reference["perplexity"], "tokens": len(pairs),
+                    "model": model, "weights": weights, "perplexity": measured["perplexity"],
+                    "ratio": measured["perplexity"] / reference["perplexity"], "tokens": len(pairs),
                     "same_percent": 100 * sum(a == b for a, b in pairs) / len(pairs),
                     "same_starts": starts, "same_start": statistics.mean(starts),
                 })  # fmt: skip
@@ -327,22 +330,22 @@ print(json.dumps({"import": imported - start, "load": loaded - begin, "forward":
 def load(bench: Bench) -> Case:
     """Time from a folder to the first logits. The file is in the page cache: this measures software, not the disk.
 
-    import: the package and what its loader needs.    load: from_pretrained.    forward: the first one, of 8 tokens,
+    import: the package with its loader.    load: from_pretrained.    forward: the first one, of 8 tokens,
     which reads the mapped pages.    memory: growth of resident memory (MB) after the imports; private: without pages of
     files.
     """
     subject = bench.text_model()
     arguments = (str(subject.folder.resolve()), str(bench.settings.threads))
     libraries = ["minhub_py"] + (["transformers"] if bench.transformers(subject, "float32") else [])
-    found = bench.interleave("Loading", {name: partial(bench.fresh, LOAD, name, *arguments) for name in libraries})
+    measured = bench.interleave("Loading", {name: partial(bench.fresh, LOAD, name, *arguments) for name in libraries})
     rows = []
-    for name, runs in found.items():
+    for name, runs in measured.items():
         rows.append({"runner": name, "runs": runs, **{key: median([run[key] for run in runs]) for key in runs[0]}})
     title = f"From a folder to the first logits, in a new process: {subject.name}"
     case = Case(title, rows, {"bytes": sum(file.stat().st_size for file in subject.folder.glob("*.safetensors"))})
     if len(rows) > 1:
-        ours, theirs = rows
-        case.values["ratios"] = {key: theirs[key] / ours[key] for key in ours if key not in {"runner", "runs"}}
+        ours, reference = rows
+        case.values["ratios"] = {key: reference[key] / ours[key] for key in ours if key not in {"runner", "runs"}}
         shown = ", ".join(f"{key} {ratio:.2f}" for key, ratio in case.values["ratios"].items())
         case.notes.append(f"transformers relative to minhub_py: {shown}.")
     return case
@@ -378,19 +381,19 @@ def start(bench: Bench) -> Case:
     generate = [*command, "generate", folder, PROMPT, "-n", "1", "--temperature", "0"]
     steps: dict[str, Callable[[], float]] = {"minhub generate": partial(first_text, bench, generate)}
     if bench.transformers(subject, "float32"):
-        theirs = [sys.executable, "-c", FIRST, folder, PROMPT, str(bench.settings.threads)]
-        steps["transformers generate()"] = partial(first_text, bench, theirs)
+        command = [sys.executable, "-c", FIRST, folder, PROMPT, str(bench.settings.threads)]
+        steps["transformers generate()"] = partial(first_text, bench, command)
     steps["minhub --help"] = partial(first_text, bench, [*command, "--help"], after="")
     steps["import minhub_py"] = lambda: bench.fresh(IMPORT)["seconds"]
     steps["Python by itself"] = partial(first_text, bench, [sys.executable, "-c", "print(1)"], after="")
-    found = bench.interleave("Starting", steps)
-    rows = [{"what": name, "ms": 1000 * median(seconds), "seconds": seconds} for name, seconds in found.items()]
+    measured = bench.interleave("Starting", steps)
+    rows = [{"what": name, "ms": 1000 * median(seconds), "seconds": seconds} for name, seconds in measured.items()]
     case = Case(f"Milliseconds from the start of a process to its first text: {subject.name}", rows)
-    if "transformers generate()" in found:
-        ours, theirs_too = (median(found[name]) for name in ("minhub generate", "transformers generate()"))
-        case.values["ratio"] = theirs_too / ours
+    if "transformers generate()" in measured:
+        ours, reference = (median(measured[name]) for name in ("minhub generate", "transformers generate()"))
+        case.values["ratio"] = reference / ours
         case.notes.append(
-            f"minhub generate is {theirs_too / ours:.2f} times as fast as transformers to the first token."
+            f"minhub generate is {reference / ours:.2f} times as fast as transformers to the first token."
         )
     return case
 
@@ -402,10 +405,10 @@ def first_text(bench: Bench, command: list[str], after: str = PROMPT) -> float:
         command, stdout=subprocess.PIPE, stderr=errors, env=environment(bench.settings.threads)
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        seen = process.stdout.read(len(after.encode()) + 1)
+        output = process.stdout.read(len(after.encode()) + 1)
         seconds = time.perf_counter() - begin
         process.stdout.read()
-        if process.wait() or len(seen) <= len(after.encode()):
+        if process.wait() or len(output) <= len(after.encode()):
             errors.seek(0)
             raise RuntimeError(f"a process printed nothing: {errors.read().decode(errors='replace').strip()[-300:]}")
     return seconds
@@ -419,9 +422,9 @@ def lstm(bench: Bench) -> Case:
     runners = [*bench.ours(*bench.pick((), ("float32", "int8"))), Runner("a plain loop,", "float32", "PlainLSTM")]
     with bench.team(subject, runners) as team:
         steps = {runner: partial(worker.ask, "timed", prompts=prompts, new=new) for runner, worker in team.items()}
-        found = bench.interleave("LSTM", steps)
+        measured = bench.interleave("LSTM", steps)
     rows = []
-    for runner, replies in found.items():
+    for runner, replies in measured.items():
         seconds = [reply["seconds"] for reply in replies]
         rows.append({"runner": runner.name, "ms_per_token": 1000 * median(seconds) / new, "seconds": seconds,
                      "tokens_per_second": new / median(seconds), "ids": replies[0]["ids"][0]})  # fmt: skip
@@ -458,10 +461,10 @@ def busy(bench: Bench) -> Case:
         for runner, worker in team.items():
             steps[runner, "alone"] = partial(worker.ask, "timed", prompts=prompts, new=new)
             steps[runner, "busy"] = partial(disturbed, worker)
-        found = bench.interleave("Busy", steps)
+        measured = bench.interleave("Busy", steps)
     rows = []
     for runner in team:
-        alone, beside = ([reply["seconds"] for reply in found[runner, part]] for part in ("alone", "busy"))
+        alone, beside = ([reply["seconds"] for reply in measured[runner, part]] for part in ("alone", "busy"))
         rows.append({"runner": runner.name, "tokens_per_second": new / median(alone), "busy": new / median(beside),
                      "kept_percent": 100 * median(alone) / median(beside),
                      "seconds": alone, "seconds_busy": beside})  # fmt: skip
@@ -485,24 +488,24 @@ def tokenize(bench: Bench) -> Case:
             worker = opened.enter_context(bench.worker(engine, folder=str(subject.folder)))
             steps[name, "load"] = partial(worker.ask, "load")
             steps[name, "encode"] = partial(worker.ask, "encode", text=text, times=times)
-        found = bench.interleave("Tokenizing", steps)
+        measured = bench.interleave("Tokenizing", steps)
     size = len(text.encode()) * times
     rows = []
     for name in libraries:
-        encoded = found[name, "encode"]
+        encoded = measured[name, "encode"]
         seconds = [reply["seconds"] for reply in encoded]
-        rows.append({"runner": name, "load_ms": 1000 * median(found[name, "load"]),
+        rows.append({"runner": name, "load_ms": 1000 * median(measured[name, "load"]),
                      "megabytes_per_second": size / 1e6 / median(seconds), "ids": encoded[0]["ids"],
-                     "seconds": seconds, "seconds_of_load": found[name, "load"]})  # fmt: skip
+                     "seconds": seconds, "seconds_of_load": measured[name, "load"]})  # fmt: skip
     title = f"Encoding {size / 1e6:.1f} MB of text in {times} pieces, and loading the tokenizer: {subject.name}"
     case = Case(title, rows)
     if len(rows) > 1:
-        ours, theirs = rows
-        speed = ours["megabytes_per_second"] / theirs["megabytes_per_second"]
-        case.values = {"ratio": speed, "load_ratio": theirs["load_ms"] / ours["load_ms"]}
+        ours, reference = rows
+        speed = ours["megabytes_per_second"] / reference["megabytes_per_second"]
+        case.values = {"ratio": speed, "load_ratio": reference["load_ms"] / ours["load_ms"]}
         case.notes.append(f"minhub_py encodes {speed:.2f} times as fast as transformers, "
                           f"and loads {case.values['load_ratio']:.2f} times as fast.")  # fmt: skip
-        if ours["ids"] != theirs["ids"]:
+        if ours["ids"] != reference["ids"]:
             case.notes.append("NOT THE SAME: the two give different ids.")
     return case
 
@@ -518,11 +521,11 @@ def convert(bench: Bench) -> Case:
             "minhub_py, to bfloat16": partial(ours.ask, "minhub", **folders, to="hub", dtype="bfloat16"),
         }
         if bench.transformers(subject, "bfloat16"):
-            theirs = opened.enter_context(bench.worker("Converter"))
-            steps["transformers, to bfloat16"] = partial(theirs.ask, "transformers", **folders, dtype="bfloat16")
-        found = bench.interleave("Converting", steps)
+            reference = opened.enter_context(bench.worker("Converter"))
+            steps["transformers, to bfloat16"] = partial(reference.ask, "transformers", **folders, dtype="bfloat16")
+        measured = bench.interleave("Converting", steps)
     rows = [{"what": name, "seconds_median": median(seconds), "seconds": seconds,
-             "gigabytes_per_second": size / 1e9 / median(seconds)} for name, seconds in found.items()]  # fmt: skip
+             "gigabytes_per_second": size / 1e9 / median(seconds)} for name, seconds in measured.items()]  # fmt: skip
     return Case(f"Converting {size / 1e6:,.0f} MB: {subject.name}", rows, {"bytes": size})
 
 

@@ -149,7 +149,7 @@ class CTranslate2(Embedder):
 
 
 class Export:
-    """Writes the files of the other libraries. It has a process of its own, because it imports most of them."""
+    """Writes the files of the other libraries. It runs in a separate process, because it imports most of them."""
 
     def __init__(self, threads: int) -> None:
         pass

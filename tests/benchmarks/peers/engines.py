@@ -1,4 +1,4 @@
-"""What workers do: one class per library, with the same methods for the same tasks. Libraries are imported only here.
+"""The tasks of workers: one class per library, with the same methods. Libraries are imported only here.
 
 Generation is always greedy and ignores end-of-text tokens, so that all libraries generate the same number of tokens.
 """
@@ -19,7 +19,7 @@ Ids = list[int]
 
 
 class Generator(ABC):
-    """A library with a loaded model. prompts: lists of ids.    new: number of ids for each. Times are in seconds."""
+    """A library with a loaded model. prompts: lists of token IDs.    new: tokens for each. Times are in seconds."""
 
     @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
@@ -71,7 +71,7 @@ class Minhub(Streamer):
             on_id()
 
     def bytes_per_token(self) -> int:
-        """Bytes of weights read for one token: all but the embeddings, of which one row is read."""
+        """Bytes of weights read for one token: all except the embeddings, which contribute one row."""
         from torch import nn
 
         from minhub_py.inference.quantize import QuantizedEmbedding
@@ -106,10 +106,10 @@ class Transformers(Streamer):
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        made = self.model.generate(
+        generated = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, **options
         )
-        return made[:, width:].tolist()
+        return generated[:, width:].tolist()
 
     def stream(self, prompt: Ids, new: int, on_id: Callable[[], None]) -> None:
         """Generate from one prompt, and call `on_id` for each new id."""
@@ -148,7 +148,7 @@ class CTranslate2(Generator):
 
 
 class LlamaCpp(Generator):
-    """llama.cpp with a GGUF file, and the likeliest of its logits. Several prompts are sequences of one llama_batch.
+    """llama.cpp with a GGUF file and greedy decoding. Several prompts are sequences of one llama_batch.
 
     cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
     llama.cpp's defaults apply: both.
@@ -168,7 +168,7 @@ class LlamaCpp(Generator):
         self.contexts: dict[tuple[int, int], Any] = {}
 
     def context(self, rows: int, positions: int) -> Any:
-        """A context for `rows` sequences of so many positions; each is made once, in the warm-up round."""
+        """A context for `rows` sequences of this length; each is created once, in the warm-up round."""
         if (rows, positions) not in self.contexts:
             self.contexts[rows, positions] = self._make_context(rows, positions)
         return self.contexts[rows, positions]
@@ -196,45 +196,45 @@ class LlamaCpp(Generator):
         longest = max(map(len, prompts)) + new
         context = self.context(len(prompts), 256 * math.ceil(longest / 256))  # llama.cpp rounds to 256 anyway
         self.api.llama_memory_clear(self.api.llama_get_memory(context), False)  # without zeros, which take time
-        made: list[Ids] = [[] for _ in prompts]
+        generated: list[Ids] = [[] for _ in prompts]
         for step in range(new):
-            rows = [ids[-1:] for ids in made] if step else prompts
+            rows = [ids[-1:] for ids in generated] if step else prompts
             starts = [len(prompt) + step - 1 if step else 0 for prompt in prompts]
-            for ids, logits in zip(made, self.logits(context, rows, starts), strict=True):
+            for ids, logits in zip(generated, self.logits(context, rows, starts), strict=True):
                 ids.append(int(logits.argmax()))
-        return made
+        return generated
 
     def logits(self, context: Any, rows: list[Ids], starts: list[int]) -> list[Any]:
         """Read ids of each row, from its position `starts`. Returns the logits after the last, each an array (V,)."""
         count = sum(map(len, rows))
         batch = self.api.llama_batch_init(count, 0, 1)
         batch.n_tokens = count
-        places = iter(range(count))
+        positions = iter(range(count))
         lasts = []
         for row, (ids, start) in enumerate(zip(rows, starts, strict=True)):
             for position, id in enumerate(ids, start):
-                place = next(places)
-                batch.token[place], batch.pos[place], batch.logits[place] = id, position, False
-                batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
-            batch.logits[place] = True
-            lasts.append(place)
+                index = next(positions)
+                batch.token[index], batch.pos[index], batch.logits[index] = id, position, False
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
+            batch.logits[index] = True
+            lasts.append(index)
         status = self.api.llama_decode(context, batch)
         self.api.llama_batch_free(batch)
         if status:
             raise RuntimeError(f"llama_decode ended with status {status}")
-        found = (self.api.llama_get_logits_ith(context, place) for place in lasts)
-        return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in found]
+        results = (self.api.llama_get_logits_ith(context, index) for index in lasts)
+        return [self.np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in results]
 
     def bytes_per_token(self) -> int:
-        """Bytes of weights in the file, all of which are read for one token if the head is tied."""
+        """Bytes of weights in the file; a token needs all of them if the head is tied."""
         return int(self.api.llama_model_size(self.model))
 
 
 class OpenVINO(Generator):
-    """OpenVINO with a model exported by `Converter`: one stateful request, which keeps keys and values.
+    """OpenVINO with a model exported by `Converter`: one stateful request, with cached keys and values.
 
     precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too, and
-    does not round what meets weights in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
+    does not round the inputs of products in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
     """
 
     def __init__(self, folder: str, threads: int, precision: str | None = None) -> None:
@@ -260,18 +260,18 @@ class OpenVINO(Generator):
         ids = np.array([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # (B, T), then (B, 1)
         mask = np.array([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # of all positions
         self.request.reset_state()
-        made = []
+        generated = []
         while True:
             inputs = {
                 "input_ids": ids, "attention_mask": mask,
                 "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :],
-                "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row goes on from itself
+                "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row continues itself
             }  # fmt: skip
             self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
             ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
-            made.append(ids)
-            if len(made) == new:
-                return np.concatenate(made, axis=1).tolist()
+            generated.append(ids)
+            if len(generated) == new:
+                return np.concatenate(generated, axis=1).tolist()
             mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
 
     def bytes_per_token(self) -> int:
@@ -348,22 +348,22 @@ class Converter:
             gguf_writer.write(Path(folder), Path(out))
             return
         with tempfile.TemporaryDirectory() as scratch:
-            whole = Path(scratch) / "f32.gguf"
-            gguf_writer.write(Path(folder), whole)
-            gguf_writer.quantize(whole, Path(out), weights, self.threads)
+            complete = Path(scratch) / "f32.gguf"
+            gguf_writer.write(Path(folder), complete)
+            gguf_writer.quantize(complete, Path(out), weights, self.threads)
 
     def openvino(self, folder: str, out: str, weights: str) -> None:
         """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.
 
         Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers share a scale, and
-        the embedding, which is also the head, is in int8. The export, which takes longest, is kept beside `out`.
+        the embedding, which is also the head, is in int8. The export, which takes longest, is cached next to `out`.
         """
         import openvino
 
-        whole = Path(out).with_name(f"{Path(folder).name}.xml")
-        if not whole.exists():
-            openvino.save_model(export(folder), whole, compress_to_fp16=False)
-        model = openvino.Core().read_model(whole)
+        complete = Path(out).with_name(f"{Path(folder).name}.xml")
+        if not complete.exists():
+            openvino.save_model(export(folder), complete, compress_to_fp16=False)
+        model = openvino.Core().read_model(complete)
         if weights.startswith("int"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
@@ -399,7 +399,7 @@ class Converter:
 def export(folder: str) -> Any:
     """The checkpoint in `folder` as a stateful model of OpenVINO in float32, exported by optimum-intel.
 
-    It gives the logits of the last position only, as OpenVINO GenAI has it: an exported model gives all of a prompt's.
+    It returns the logits of the last position only, as in OpenVINO GenAI; an exported model returns all logits.
     """
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and often made for another PyTorch
     from openvino import opset13  # type: ignore[import-not-found,unused-ignore]
@@ -462,13 +462,13 @@ class PlainLSTM(Generator):
         results = []
         with torch.inference_mode():
             for prompt in prompts:
-                made: Ids = []
+                generated: Ids = []
                 x, state = self.lstm(self.embedding(torch.tensor([prompt])))
                 for _ in range(new):
-                    made.append(int(self.head(x[:, -1]).argmax()))
-                    if len(made) < new:
-                        x, state = self.lstm(self.embedding(torch.tensor([[made[-1]]])), state)
-                results.append(made)
+                    generated.append(int(self.head(x[:, -1]).argmax()))
+                    if len(generated) < new:
+                        x, state = self.lstm(self.embedding(torch.tensor([[generated[-1]]])), state)
+                results.append(generated)
         return results
 
 
@@ -523,9 +523,9 @@ class Quality:
             raise ValueError(f"the text has {len(self.ids)} tokens of this model: give a text of at least 64")
 
     def measure(self, options: dict[str, Any], prompts: int, new: int) -> dict[str, Any]:
-        """Perplexity of the text, the most likely id at each position, and greedy continuations from places in it.
+        """Perplexity of the text, the most likely id at each position, and greedy continuations.
 
-        options: for from_pretrained.    prompts: number of places; the 32 ids from each place are a prompt.
+        options: for from_pretrained.    prompts: number of prompts, which are 32 tokens of the text each.
         """
         import torch
 
@@ -536,11 +536,11 @@ class Quality:
         [scores] = score(model, [self.ids])
         likeliest: Ids = []
         with torch.inference_mode():
-            for place in range(0, len(self.ids), context):
-                piece = torch.tensor([self.ids[place : place + context]])
+            for position in range(0, len(self.ids), context):
+                piece = torch.tensor([self.ids[position : position + context]])
                 likeliest += model(piece)[0].argmax(dim=-1).tolist()
         hop = (len(self.ids) - 32) // prompts
-        texts = [self.ids[place : place + 32] for place in range(0, hop * prompts, hop)]
+        texts = [self.ids[position : position + 32] for position in range(0, hop * prompts, hop)]
         written = generate(model, texts, new, temperature=0, eos_id=None)
         perplexity = math.exp(-scores.double().mean().item())
         return {"perplexity": perplexity, "likeliest": likeliest, "written": written}

@@ -22,7 +22,7 @@ def write(folder: Path, out: Path) -> None:
 
     import weights_map
     from minhub_py import from_pretrained
-    from weights_map.engine import Mapped
+    from weights_map.conversion import Mapped
 
     model: Any = from_pretrained(folder, device="cpu", dtype="float32")
     settings = model.config.to_hub()
@@ -30,13 +30,15 @@ def write(folder: Path, out: Path) -> None:
     writer = gguf.GGUFWriter(out, architecture.name)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(model.config.vocab_size)
-    known = {key: settings[name] for key, name in architecture.settings.items()}
-    known["feed_forward_length"] = known["feed_forward_length"] or 4 * known["embedding_length"]  # GPT-2's null
+    metadata = {key: settings[name] for key, name in architecture.settings.items()}
+    metadata["feed_forward_length"] = (
+        metadata["feed_forward_length"] or 4 * metadata["embedding_length"]
+    )  # GPT-2's null
     if "rope_parameters" in settings:
-        known |= {"rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
+        metadata |= {"rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
                   "rope.dimension_count": settings["head_dim"],
                   "attention.value_length": settings["head_dim"]}  # fmt: skip
-    for key, value in known.items():
+    for key, value in metadata.items():
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{architecture.name}.{key}", value)
@@ -50,17 +52,17 @@ def write(folder: Path, out: Path) -> None:
 
 
 def check(settings: dict[str, Any]) -> str:
-    """The model type, if llama.cpp computes what these settings of config.json say. ValueError: it does not."""
+    """The model type of settings in config.json. ValueError: llama.cpp does not compute this model."""
     kind = settings["model_type"]
     if kind not in ONLY_VALUE:
         raise ValueError(f"llama.cpp is measured with {' and '.join(ONLY_VALUE)} only, and this model is {kind}")
-    wanted = dict(ONLY_VALUE[kind])
-    found = {name: settings[name] for name in wanted}
+    expected = dict(ONLY_VALUE[kind])
+    results = {name: settings[name] for name in expected}
     if rope := settings.get("rope_parameters"):
-        wanted["rope_type"], found["rope_type"] = "default", rope["rope_type"]
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise ValueError(f"llama.cpp is measured only with {name} {value}, and this model has {found[name]}")
+        expected["rope_type"], results["rope_type"] = "default", rope["rope_type"]
+    for name, value in expected.items():
+        if results[name] != value:
+            raise ValueError(f"llama.cpp is measured only with {name} {value}, and this model has {results[name]}")
     return str(kind)
 
 

@@ -47,8 +47,8 @@ def draw(result: Result, path: Path, caption: str) -> None:
         if rows:
             bars(upper.subplots(), result["cases"]["decode"])
         if small:
-            places = lower.subplots(1, len(small), squeeze=False)[0]
-            for axes, name in zip(places, small, strict=True):
+            panels = lower.subplots(1, len(small), squeeze=False)[0]
+            for axes, name in zip(panels, small, strict=True):
                 lines(axes, name, result["cases"][name])
         figure.supxlabel(fill(caption, 150), fontsize=7.5, color=GREY, x=0.5)
 
@@ -70,19 +70,19 @@ def bars(axes: "Axes", case: Row) -> None:
     speeds = [row["tokens_per_second"] for row in rows]
     axes.barh(range(len(rows)), speeds, height=0.66, color=[colour(row["runner"]) for row in rows])
     # Small weights stay in the CPU's caches, where this limit does not apply: it would be far outside the plot.
-    limits = {place: row["limit_tokens_per_second"] for place, row in enumerate(rows)}
-    limits = {place: limit for place, limit in limits.items() if limit < 3 * max(speeds)}
-    places = list(limits)
-    found = f"limit of memory at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
-    axes.vlines(list(limits.values()), [place - 0.4 for place in places], [place + 0.4 for place in places],
-                color="#c0392b", linewidth=1.8, label=found)  # fmt: skip
+    limits = {position: row["limit_tokens_per_second"] for position, row in enumerate(rows)}
+    limits = {position: limit for position, limit in limits.items() if limit < 3 * max(speeds)}
+    positions = list(limits)
+    limit_label = f"limit of memory at {case['values']['limit_gigabytes_per_second']:.0f} GB/s"
+    axes.vlines(list(limits.values()), [at - 0.4 for at in positions], [at + 0.4 for at in positions],
+                color="#c0392b", linewidth=1.8, label=limit_label)  # fmt: skip
     # The numbers have their own columns, clear of bars and limits.
     column: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 8.5}
     for x, heading in ((1.08, "tokens/s"), (1.21, "× transformers")):
         axes.text(x, -0.85, heading, color=GREY, **{**column, "fontsize": 7.5})
-    for place, row in enumerate(rows):
-        axes.text(1.08, place, f"{row['tokens_per_second']:,.1f}", **column)
-        axes.text(1.21, place, f"{row['ratio']:.2f}" if row["ratio"] else "–", **column)
+    for position, row in enumerate(rows):
+        axes.text(1.08, position, f"{row['tokens_per_second']:,.1f}", **column)
+        axes.text(1.21, position, f"{row['ratio']:.2f}" if row["ratio"] else "–", **column)
     axes.set_yticks(range(len(rows)), [row["runner"] for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -97,7 +97,7 @@ def bars(axes: "Axes", case: Row) -> None:
 def lines(axes: "Axes", name: str, case: Row) -> None:
     """Plot a line over the points of the case for each of our runners, and for peers that are the best somewhere."""
     points = case["values"]["points"]
-    best = {peer for found in best_peers(case["rows"], lambda row: row["values"]) for peer, _ in found}
+    best = {peer for results in best_peers(case["rows"], lambda row: row["values"]) for peer, _ in results}
     rows = [row for row in case["rows"] if row["runner"].startswith(f"{OURS} ") or row["runner"] in best]
     key = {"positions": "values", "batch": "tokens_per_second"}[name]
     for row in rows:

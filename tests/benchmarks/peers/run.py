@@ -31,8 +31,8 @@ from peers.worker import Worker, environment
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).parents[2] / "support" / "text.txt"
-# Scale of random matrices, relative to initialization. A newly initialized GPT-2 repeats one id for ever in any dtype;
-# with large matrices the text never repeats, and any difference between two libraries shows at once.
+# Scale of random matrices, relative to initialization. A new GPT-2 repeats one token forever in any dtype;
+# with large matrices the text never repeats, and differences between libraries are visible immediately.
 TAME, WILD = 1, 5
 SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run. model: None stands for random weights of published sizes."""
+    """Settings of a run. model: None for random weights of published sizes."""
 
     model: str | None = None
     threads: int = 2
@@ -59,7 +59,7 @@ class Settings:
 class Runner:
     """One side of a comparison: an engine from `engines.py` with its options for loading a model.
 
-    converter: method of `engines.Converter` that makes the library's own file.    python: one that has the library.
+    converter: method of `engines.Converter` that writes the library's file.    python: a Python with the library.
     """
 
     library: str
@@ -76,26 +76,26 @@ class Runner:
 
 @dataclass(frozen=True)
 class Peer:
-    """A library that is measured beside this package.
+    """A library that is compared with this package.
 
-    weights: ours -> the peer's with as many bits, and the options of its engine; for another way to compute with them
-    the key goes on after a hyphen.    families: None for all.
-    variable: environment variable that names a Python with the library, if that does not fit into ours.
+    weights: ours -> the peer's with as many bits, and the options of its engine; a suffix after a hyphen names another
+    way to compute with them.    families: None for all.
+    variable: environment variable that names a Python with the library, if it is incompatible with ours.
     """
 
     library: str
     engine: str
     package: str  # pip's name, for its version
-    install: str  # how to get it
+    install: str  # the command that installs it
     weights: Mapping[str, tuple[str, Mapping[str, str]]]
-    modules: tuple[str, ...] = ()  # what this Python must have
+    modules: tuple[str, ...] = ()  # the module that this Python must have
     converter: str | None = None
     families: tuple[str, ...] | None = None
     variable: str | None = None
 
     @property
     def python(self) -> str | None:
-        """The Python that has the library, or None."""
+        """The Python with the library, or None."""
         if self.variable:
             return shutil.which(os.environ.get(self.variable, ""))
         return sys.executable if all(util.find_spec(module) for module in self.modules) else None
@@ -105,8 +105,8 @@ class Peer:
         if self.python is None:
             return None
         code = "import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))"
-        found = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
-        return found.stdout.strip() or None
+        result = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
+        return result.stdout.strip() or None
 
     def runner(self, kind: str) -> Runner:
         """The runner with as many bits as our `kind` of weights."""
@@ -129,17 +129,17 @@ PEERS = (
     Peer(
         library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
         install="pip install llama-cpp-python gguf",
-        # Keys and values in float32, too, so that F32 gives the same ids as the others.
+        # Keys and values in float32, too, so that F32 generates the same tokens as the others.
         weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
                  "nf4": ("Q4_0", {})},
         converter="gguf", families=("gpt2", "llama"),
     ),
-    # In a Python of its own: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
+    # In a separate Python: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
     Peer(
         library="OpenVINO", engine="OpenVINO", package="openvino",
         install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
         weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
-                 # It rounds what goes into products to 8 bits or bfloat16, unless it is told not to.
+                 # By default, it rounds the inputs of products to 8 bits or bfloat16.
                  "int8": ("int8", {}), "int8-f32": ("int8-f32", {"precision": "f32"}),
                  "nf4": ("int4", {}), "nf4-f32": ("int4-f32", {"precision": "f32"})},
         converter="openvino", variable="MINHUB_BENCH_OPENVINO",
@@ -149,7 +149,7 @@ PEERS = (
 
 @dataclass
 class Case:
-    """The result of a case. values: numbers besides the rows.    notes: text below the table."""
+    """The result of a case. values: further numbers.    notes: text below the table."""
 
     title: str
     rows: list[Row]
@@ -181,26 +181,26 @@ class Subject:
         except FileNotFoundError as error:
             raise LeftOutError(str(error)) from error
 
-    def fits(self, lengths: Sequence[int], more: int = 0) -> list[int]:
-        """The lengths that fit into the context, with `more` ids after them. LeftOutError: none fits."""
-        fitting = [length for length in lengths if self.context is None or length + more <= self.context]
+    def fits(self, lengths: Sequence[int], further: int = 0) -> list[int]:
+        """The lengths that fit into the context, with `further` tokens after them. LeftOutError: none fits."""
+        fitting = [length for length in lengths if self.context is None or length + further <= self.context]
         if not fitting:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
 
     def room(self, known: int, new: int) -> int:
-        """How many ids, at most `new`, the context holds after `known` ids. LeftOutError: fewer than two."""
+        """The number of tokens, at most `new`, that fit the context after `known`. LeftOutError: fewer than two."""
         self.fits([known + 2])
         return new if self.context is None else min(new, self.context - known)
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
-        """Random ids, always the same for the same length and seed."""
+        """Random token IDs, always the same for the same length and seed."""
         draw = random.Random(1000 * seed + length)
         return [draw.randrange(self.vocabulary) for _ in range(length)]
 
 
 class Bench:
-    """A run of the benchmark: its settings, the models that it created, and what was left out."""
+    """A run of the benchmark: its settings, the models that it created, and the omitted cases and libraries."""
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self.settings = settings
@@ -218,27 +218,27 @@ class Bench:
         return quick if self.settings.quick else full
 
     def leave_out(self, line: str) -> None:
-        """Print and record, once, what is not measured."""
+        """Print and record an omission once."""
         if line not in self.left_out:
             self.left_out.append(line)
             note(f"Note: {line}")
 
     def subject(self, family: str, scale: float = WILD) -> Subject:
         """The model for a case about `family`: --model, or random weights. LeftOutError: --model has another family."""
-        given = self.settings.model
-        key = given or f"{family}-{scale:g}"
+        requested = self.settings.model
+        key = requested or f"{family}-{scale:g}"
         if key not in self._subjects:
-            folder = hub.fetch(given) if given else self._random(family, scale, self.scratch / key)
-            self._subjects[key] = look(given or f"random {family}", folder)
-        found = self._subjects[key]
-        if given and found.family != family:
-            raise LeftOutError(f"it measures {family}, but {given} is {found.family}")
-        return found
+            folder = hub.fetch(requested) if requested else self._random(family, scale, self.scratch / key)
+            self._subjects[key] = look(requested or f"random {family}", folder)
+        results = self._subjects[key]
+        if requested and results.family != family:
+            raise LeftOutError(f"it measures {family}, but {requested} is {results.family}")
+        return results
 
     def text_model(self, scale: float = WILD) -> Subject:
         """The model for a case about any family: --model, or random weights of GPT-2's size."""
-        given = self.settings.model
-        return self.subject(look(given, hub.fetch(given)).family if given else "gpt2", scale)
+        requested = self.settings.model
+        return self.subject(look(requested, hub.fetch(requested)).family if requested else "gpt2", scale)
 
     def _random(self, family: str, scale: float, folder: Path) -> Path:
         with self.worker("Converter") as writer:
@@ -249,13 +249,13 @@ class Bench:
         """The model in the format of the runner's library, converted once."""
         if runner.converter is None:
             return subject.folder
-        place = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
-        if not place.exists():
-            part = place.with_name(f"part-{place.name}")  # what fails halfway is not taken for the whole
+        path = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
+        if not path.exists():
+            part = path.with_name(f"part-{path.name}")  # an incomplete file does not have the final name
             with self.worker("Converter", runner.python) as writer:
                 writer.ask(runner.converter, folder=str(subject.folder), out=str(part), weights=runner.weights)
-            part.rename(place)
-        return place
+            part.rename(path)
+        return path
 
     @contextmanager
     def worker(self, engine: str, python: str = sys.executable, **options: object) -> Iterator[Worker]:
@@ -296,15 +296,15 @@ class Bench:
 
     def ours(self, *weights: str) -> list[Runner]:
         """Runners of this package for these kinds of weights, in each way to compute with them, or for all kinds."""
-        found = {name: options for name, options in variants().items()
+        results = {name: options for name, options in variants().items()
                  if not weights or name.partition("-")[0] in weights}  # fmt: skip
-        return [Runner("minhub_py", name, "Minhub", options) for name, options in found.items()]
+        return [Runner("minhub_py", name, "Minhub", options) for name, options in results.items()]
 
     def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
         """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
 
-        What is not installed is left out, with a line that says how to get it. A peer without the family, or without
-        weights of as many bits, is left out silently.
+        Libraries that are not installed are omitted, with a line that names the command to install them. A peer without
+        the architecture, or without weights of as many bits, is omitted silently.
         """
         runners = []
         for peer in PEERS:
@@ -313,10 +313,8 @@ class Bench:
             if subject.family == "lstm" or (peer.families and subject.family not in peer.families):
                 continue
             if peer.python is None:
-                given = os.environ.get(peer.variable) if peer.variable else None
-                reason = (
-                    f"{peer.variable} names no program: {given}" if given else f"it is not installed: {peer.install}"
-                )
+                path = os.environ.get(peer.variable) if peer.variable else None
+                reason = f"{peer.variable} names no program: {path}" if path else f"it is not installed: {peer.install}"
                 self.leave_out(f"{peer.library} is left out because {reason}")
                 continue
             runners += [peer.runner(kind) for kind in peer.weights if kind.partition("-")[0] in weights]
@@ -327,31 +325,31 @@ class Bench:
         return self.peers(subject, *weights, only=["transformers"])
 
     def ours_on_files(self, peers: Sequence[Runner]) -> list[Runner]:
-        """Runners of this package on the files of llama.cpp in 8 and 4 bits, as they lie there."""
-        found = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
-        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in found]
+        """Runners of this package on the files of llama.cpp in 8 and 4 bits, with their blocks."""
+        results = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
+        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in results]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
         """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
         results: dict[Any, list[Any]] = {name: [] for name in steps}
         rounds = self.settings.repeats + 1
         with progress_bar(what, "steps") as update:
-            for done in range(rounds):
-                for place, (name, step) in enumerate(steps.items()):
-                    update(done * len(steps) + place, rounds * len(steps))
+            for count in range(rounds):
+                for position, (name, step) in enumerate(steps.items()):
+                    update(count * len(steps) + position, rounds * len(steps))
                     results[name].append(step())
-        return {name: found[1:] for name, found in results.items()}
+        return {name: result[1:] for name, result in results.items()}
 
     def fresh(self, code: str, *arguments: str) -> dict[str, float]:
         """Run code in a new process, and return the JSON in its last line of output."""
         command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment(self.settings.threads)
         )
-        if done.returncode:
-            raise RuntimeError(f"a process ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        if result.returncode:
+            raise RuntimeError(f"a process ended with status {result.returncode}: {result.stderr.strip()[-300:]}")
+        results: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+        return results
 
 
 def variants() -> dict[str, dict[str, str]]:
@@ -361,11 +359,11 @@ def variants() -> dict[str, dict[str, str]]:
     """
     from minhub_py.inference.quantize import KINDS
 
-    found = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
+    results = {name: {"dtype": name} for name in ("float32", "bfloat16", "float16")}
     for kind in KINDS:
-        found[kind] = {"dtype": "float32", "quantize": kind}
-        found[f"{kind}-bfloat16"] = {"dtype": "bfloat16", "quantize": kind}
-    return found
+        results[kind] = {"dtype": "float32", "quantize": kind}
+        results[f"{kind}-bfloat16"] = {"dtype": "bfloat16", "quantize": kind}
+    return results
 
 
 def look(name: str | None, folder: Path) -> Subject:

@@ -59,39 +59,41 @@ CURVES: dict[str, tuple[str, str, str, Column | None]] = {
 def best_peers(rows: Sequence[Row], times: Callable[[Row], Sequence[float]]) -> Iterator[list[tuple[str, float]]]:
     """For each row: at each point the fastest peer with weights of as many bits, and the row's speed relative to it.
 
-    times: those of a row, one for each point, lower is better. The list is empty for a peer, and where no peer has as
+    times: the times of a row, one for each point, lower is better. The list is empty for a peer, and if no peer has as
     many bits.
     """
     kinds = [row["runner"].rpartition(" ") for row in rows]
     for row, (library, _, weights) in zip(rows, kinds, strict=True):
-        peers = [peer for peer, (other, _, theirs) in zip(rows, kinds, strict=True)
-                 if library == OURS != other and BITS[theirs] == BITS[weights]]  # fmt: skip
-        found = []
-        for place, time in enumerate(times(row) if peers else ()):
-            best = min(peers, key=lambda peer: times(peer)[place])
-            found.append((best["runner"], times(best)[place] / time))
-        yield found
+        peers = [peer for peer, (other, _, peer_weights) in zip(rows, kinds, strict=True)
+                 if library == OURS != other and BITS[peer_weights] == BITS[weights]]  # fmt: skip
+        results = []
+        for position, time in enumerate(times(row) if peers else ()):
+            best = min(peers, key=lambda peer: times(peer)[position])
+            results.append((best["runner"], times(best)[position] / time))
+        yield results
 
 
-def best_cells(found: Sequence[tuple[str, float]]) -> list[str]:
+def best_cells(best: Sequence[tuple[str, float]]) -> list[str]:
     """Ratios and libraries. Their weights are not named: they have as many bits as the row's."""
-    return [f"{ratio:.2f} {runner.rpartition(' ')[0]}" for runner, ratio in found]
+    return [f"{ratio:.2f} {runner.rpartition(' ')[0]}" for runner, ratio in best]
 
 
 def cells(name: str, case: Row) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the table of a case. A curve has the ratios to the best peers in a row of their own."""
+    """Headings and rows of the table of a case. The ratios of a curve to the best peers are in a separate row."""
     if columns := COLUMNS.get(name):
         rows = case["rows"]
         if columns is DECODING:
             best = best_peers(rows, lambda row: [row["ms_per_token"]])
-            rows = [row | {"best": next(iter(best_cells(found)), None)} for row, found in zip(rows, best, strict=True)]
+            rows = [
+                row | {"best": next(iter(best_cells(results)), None)} for row, results in zip(rows, best, strict=True)
+            ]
         return [column[0] for column in columns], [[cell(row, column) for column in columns] for row in rows]
     columns = curve_columns(name, case["values"]["points"])
     lines = []
-    for row, found in zip(case["rows"], best_peers(case["rows"], lambda row: row["values"]), strict=True):
+    for row, results in zip(case["rows"], best_peers(case["rows"], lambda row: row["values"]), strict=True):
         lines.append([cell(row, column) for column in columns])
-        if found:
-            ratios = [BEST, *best_cells(found)]
+        if results:
+            ratios = [BEST, *best_cells(results)]
             lines.append(ratios + ["-"] * (len(columns) - len(ratios)))
     return [column[0] for column in columns], lines
 
@@ -100,15 +102,15 @@ def curve_columns(name: str, points: Sequence[int]) -> tuple[Column, ...]:
     """Columns of a case that is measured at several points."""
     key, before, form, last = CURVES[name]
 
-    def at(place: int) -> Callable[[Row], object]:
-        return lambda row: row[key][place]
+    def at(index: int) -> Callable[[Row], object]:
+        return lambda row: row[key][index]
 
-    values = [(f"{before}{point:,}", at(place), form) for place, point in enumerate(points)]
+    values = [(f"{before}{point:,}", at(index), form) for index, point in enumerate(points)]
     return (("runner", "runner", ""), *values, *([last] if last else []))
 
 
 def cell(row: Row, column: Column) -> str:
-    """A formatted value; a dash if there is none."""
+    """A formatted value; a dash for None."""
     _, source, form = column
     value = source(row) if callable(source) else row.get(source)
     return "-" if value is None else format(value, form)
@@ -147,7 +149,7 @@ KEPT = {"GB/s", "MB/s", "ms", "s"}
 
 
 def show_tail(result: Result) -> None:
-    """Print what was left out or failed, below all tables."""
+    """Print omissions and failures, below all tables."""
     lines = [*result["left_out"], *(f"FAILED: {name}: {reason}" for name, reason in result["failed"].items())]
     if lines:
         click.echo()

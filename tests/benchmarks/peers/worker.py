@@ -30,7 +30,7 @@ worker.main()
 class Worker:
     """An engine from `engines.py`, or module:engine, in its own process.
 
-    python: the one that runs it, which has the library.
+    python: a Python with the library.
     """
 
     def __init__(self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable) -> None:
@@ -99,7 +99,7 @@ def serve(engine: str, options: dict[str, Any]) -> None:
     if sys.platform == "linux":  # PR_SET_PDEATHSIG: end with the parent, even if stopped and even if it is killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print must not disturb the answers
+    os.dup2(2, 1)  # the output of libraries must not mix with the responses
 
     def answer(call: Callable[[], object]) -> None:
         try:
@@ -111,13 +111,13 @@ def serve(engine: str, options: dict[str, Any]) -> None:
 
     module, _, name = engine.rpartition(":")
     engines = import_module(f"peers.{module or 'engines'}")
-    made: list[object] = []
-    answer(lambda: made.append(getattr(engines, name)(**options)))
-    if not made:
+    generated: list[object] = []
+    answer(lambda: generated.append(getattr(engines, name)(**options)))
+    if not generated:
         return
     for line in sys.stdin:
         method, arguments = json.loads(line)
-        answer(lambda: getattr(made[0], method)(**arguments))  # noqa: B023  # called at once
+        answer(lambda: getattr(generated[0], method)(**arguments))  # noqa: B023  # called at once
 
 
 def main() -> None:

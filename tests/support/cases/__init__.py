@@ -1,7 +1,7 @@
 """Test cases of each architecture, one module each; tests/models/test_architectures.py runs them.
 
-A module has a `FAMILY`. A case is a config.json: `small`, with what the case changes. Its name begins with the
-model_type, up to the first "-".
+A module has a `FAMILY`. A case is a config.json: the `small` settings with the changes of the case. Its name begins
+with the model_type, up to the first "-".
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from typing import Any
 class Cases:
     """The cases of a family.
 
-    small: settings of all cases, as in config.json.    cases: name -> what differs, so that each setting stands in one
-    at least.    few: names, one for each model_type and kind of cache, for what does not depend on other settings.
-    gradients: names whose gradients are compared with the reference's.    published: sizes of the Hub -> parameters.
+    small: settings of all cases, as in config.json.    cases: name -> changes, so that each setting is in at least one
+    case.    few: names, one for each model_type and kind of cache, for tests that do not depend on other settings.
+    gradients: names whose gradients are compared with the reference's.    published: sizes on the Hub -> parameters.
     refused: settings -> a part of the message.
     """
 
@@ -28,7 +28,9 @@ class Cases:
     gradients: tuple[str, ...]
     published: Mapping[str, int]
     refused: tuple[tuple[Mapping[str, Any], str], ...] = ()
-    fresh: Mapping[str, Any] = field(default_factory=dict)  # settings that a fresh small model needs beside `small`
+    fresh: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings that a new small model needs in addition to `small`
 
     def settings(self, name: str) -> dict[str, Any]:
         """The config.json of a case."""

@@ -10,7 +10,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_f
           "original_max_position_embeddings": 24}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 24}
 MIXED = ["full_attention", "sliding_attention"]
-# Small enough to be felt: the usual caps hardly touch such scores.
+# Small enough to have an effect: the usual caps hardly change such scores.
 GEMMA2 = {"query_pre_attn_scalar": 8, "sliding_window": 7, "attn_logit_softcapping": 4.0}
 GEMMA3 = {"query_pre_attn_scalar": 8, "sliding_window": 6, "sliding_window_pattern": 2}
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX, of which Pythia is one."""
+"""GPT-NeoX, for example Pythia."""
 
 from cases import Cases
 

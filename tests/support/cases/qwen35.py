@@ -2,7 +2,7 @@
 
 from cases import Cases
 
-# The usual epsilon, 1e-6, blows up roundings where a head's output is nearly nothing, as it often is in small models.
+# The usual epsilon, 1e-6, amplifies rounding errors if a head's output is nearly 0, as often in small models.
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
          "full_attention_interval": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
          "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,

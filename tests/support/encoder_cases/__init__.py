@@ -15,7 +15,7 @@ from typing import Any
 class EncoderCases:
     """The cases of a model file.
 
-    small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is in one at least.
+    small: settings of all cases, by model_type.    cases: name -> changes, so that each setting is in at least one.
     published: sizes on the Hub -> parameters.    refused: model_type, settings, and a part of the message.
     """
 

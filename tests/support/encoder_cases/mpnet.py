@@ -1,4 +1,4 @@
-"""MPNet. Texts are longer than the largest distance with a bucket of its own, 128."""
+"""MPNet. Texts are longer than the largest distance with a separate bucket, 128."""
 
 from typing import Any
 

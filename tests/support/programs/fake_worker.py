@@ -1,4 +1,4 @@
-"""A worker that talks nonsense, other at each start: fake_worker.py COUNTER PRECIOUS, then what R gives a Python."""
+"""A worker with invalid responses, others at each start: fake_worker.py COUNTER PRECIOUS, then R's arguments."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ address = {"port": listener.getsockname()[1], "secret": os.urandom(32), "proof":
 (folder / "draft").rename(folder / "address")
 peer, _ = listener.accept()
 protocol.read_frame(peer)
-if attempt == 0:  # a stranger in its place
+if attempt == 0:  # another process instead of the worker
     peer.sendall(protocol.pack(protocol.WELCOME, 0, os.urandom(32)))
     time.sleep(60)
 peer.sendall(protocol.pack(protocol.WELCOME, 0, proof))

@@ -87,11 +87,11 @@ class Server:
         client, _ = self.listener.accept()
         data, files = b"", []
         while not data.endswith(b"\n"):
-            more, received, _, _ = socket.recv_fds(client, 1 << 16, 3)
-            if not more:
+            chunk, received, _, _ = socket.recv_fds(client, 1 << 16, 3)
+            if not chunk:
                 client.close()
                 return None
-            data, files = data + more, files + received
+            data, files = data + chunk, files + received
         request: dict[str, Any] = json.loads(data)
         if start_state(request["environment"]) != OWN_START:
             client.sendall(REAL)

@@ -1,4 +1,4 @@
-# Calls of every kind while interrupts come, until the file that is the argument exists.
+# Calls of every kind while interrupts arrive, until the file in the argument exists.
 
 model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
 large <- gpt2_from_pretrained("minhub/shakespeare-gpt2")
@@ -13,14 +13,14 @@ calls <- list(
 )
 right <- lapply(calls, function(call) call())
 first <- pid()
-# One that nothing else would end, and that says nothing on its way.
+# A call that only an interrupt ends, and that has no output.
 say(suppressWarnings(suspendInterrupts(tryCatch(
   allowInterrupts({ say("long"); generate(large, "ROMEO:", 1e7) }), interrupt = function(c) "interrupted"
 ))))
 interrupts <- wrong <- 0L
 problems <- character()
 say("ready")
-# An interrupt that comes between two calls waits for the next.
+# An interrupt between two calls is handled in the next call.
 suspendInterrupts({
   while (!file.exists(commandArgs(TRUE))) tryCatch(
     {

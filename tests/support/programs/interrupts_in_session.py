@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of an RSession, as many as the argument says: each stops one thing, and none is lost."""
+"""Ctrl-C at random times in an RSession: each interrupts one call, and none is lost. Argument: their number."""
 
 import queue
 import random
@@ -25,13 +25,13 @@ codes = [
     "gc()[1]",
 ]
 main = threading.main_thread().ident or 0
-wanted: "queue.SimpleQueue[None]" = queue.SimpleQueue()  # in C: an interrupt leaves no lock of it behind
+requests: "queue.SimpleQueue[None]" = queue.SimpleQueue()  # in C: an interrupt does not leave its lock acquired
 
 
 def interrupt() -> None:
-    """One for each that is wanted."""
+    """Send one interrupt for each request."""
     for _ in range(count):
-        wanted.get()
+        requests.get()
         time.sleep(random.random() * 0.008)
         signal.pthread_kill(main, signal.SIGINT)  # which the system may give to any thread that is in no handler
 
@@ -41,7 +41,7 @@ thread.start()
 in_r = 0
 for _ in range(count):
     try:
-        wanted.put(None)
+        requests.put(None)
         while (value := r.eval(random.choice(codes))) is None or list(value) != ["in R"]:
             pass
         in_r += 1

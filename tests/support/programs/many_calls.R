@@ -1,4 +1,4 @@
-# Calls of every kind, with a pause after a thousand and after as many more as the first argument says.
+# Calls of every kind, with a pause after a thousand calls, and after a further number in the first argument.
 
 model <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 16, seed = 1)$eval()
 tok <- tokenizer_from_pretrained("minhub/shakespeare-gpt2")
@@ -12,7 +12,7 @@ calls <- function(n) for (i in seq_len(n)) {
 }
 calls(1000)
 invisible(gc())
-say(pid()); hear()
+say(pid()); receive()
 calls(as.integer(commandArgs(TRUE)[1]))
 invisible(gc())
-say(pid()); hear()
+say(pid()); receive()

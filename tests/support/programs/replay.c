@@ -1,10 +1,10 @@
-/* Repeats recorded calls of the decoder (tests/support/recorded_calls.py), on whatever processor and system this is compiled for.
+/* Repeats recorded calls of the decoder (tests/support/recorded_calls.py), on the processor and system that this is compiled for.
  *
- *     replay LIBRARY FILE [KERNELS]      status 0: each logit is what it was, but for its last bits, and those that had
- *                                        the same bits have them here, too
+ *     replay LIBRARY FILE [KERNELS]      status 0: each logit equals the recorded one up to its last bits, and
+ *                                        bitwise identical logits are bitwise identical here, too
  *
- * The file has cases, each: a header; memory, whose pointers are places in it; where the pointers are; the calls; what
- * logits there were, and where the same bits are expected again. */
+ * The file has cases, each: a header; memory, whose pointers are offsets in it; the positions of the pointers; the calls;
+ * the logits, and the ranges that are bitwise identical. */
 
 #include <math.h>
 #include <stdint.h>
@@ -24,8 +24,8 @@ static void *find(void *library, const char *name) { return dlsym(library, name)
 
 /* Of the largest logit of a case. Keys of 16 bits and the inputs of int8 may be rounded to the other side. */
 #define TOLERANCE 5e-4
-/* Of kernels that round what goes into products in bfloat16, as what is recorded is by others; and where inputs are rounded
- * to 8 bits, some of them to the other side. */
+/* For kernels that round the inputs of products to bfloat16, unlike the recorded ones; and where inputs are rounded to 8
+ * bits, some of them to the other side. */
 #define ROUNDED 1e-2
 
 typedef struct {

@@ -1,5 +1,5 @@
-# Runs files of R tests one after the other, in the order that is given: Rscript run_testthat.R FOLDER FILE...
-# What one leaves behind is printed, and would meet the next.
+# Runs files of R tests in the given order: Rscript run_testthat.R FOLDER FILE...
+# Changes that a file leaves behind are printed; the next file would see them.
 
 variables <- c("PATH", "HOME", "MINHUBPY_PYTHON", "RETICULATE_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "R_USER_DATA_DIR")
 state <- function() list(

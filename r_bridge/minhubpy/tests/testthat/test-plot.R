@@ -22,7 +22,7 @@ measured <- function(held_out, train = held_out + 0.1, every = 10L) {
       step = step, tokens = step * 100, train_loss = replace(train, 1L, NA), held_out_loss = held_out, learning_rate = 0.1,
       gradient_norm = 1, tokens_per_second = 1e4, seconds = step / 7
     ),
-    class = c("minhub_losses", "data.frame")
+    class = c("minhub_losses", "data.frame"), unit = "nats per token", has_perplexity = TRUE
   )
 }
 
@@ -30,7 +30,7 @@ compared <- function(...) {
   losses <- list(...)
   best <- vapply(losses, function(rows) min(rows$held_out_loss), 0)
   structure(
-    data.frame(run = names(losses), nats_per_token = best, nats_per_character = best / 2),
+    data.frame(run = names(losses), loss = best, unit = "nats per token", nats_per_character = best / 2),
     class = c("minhub_comparison", "data.frame"), losses = losses
   )
 }
@@ -201,6 +201,18 @@ test_that("losses are lines, with the best loss labeled on the free side", {
   refused(plot(lacking), "plot() requires the column held_out_loss")
 })
 
+test_that("losses have their own unit, also those of selected rows", {
+  losses <- structure(measured(c(4, 3, 2)), unit = "mean squared error", has_perplexity = FALSE)
+  for (x in list(losses, losses[1:3, ], subset(losses, step >= 0))) {
+    shown <- strings(drawn(plot(x)))
+    expect_true("mean squared error" %in% shown)
+    expect_identical(utils::tail(shown, 1L), "lowest: 2.000 mean squared error, after step 20")
+  }
+  attr(losses, "unit") <- NULL
+  shown <- strings(drawn(plot(losses)))
+  expect_identical(utils::tail(shown, 1L), "lowest: 2.000, after step 20")
+})
+
 test_that("the first losses of a long run do not determine the scale", {
   long <- measured(c(9, seq(3, 1, length.out = 29)))
   marks <- strings(drawn(plot(long)))
@@ -221,11 +233,17 @@ test_that("each run has a line and a color, in nats per character", {
   expect_equal(one$V2[[1L]], two$V2[[3L]], tolerance = 1e-2)
   expect_equal(diff(two$V2), rep(diff(one$V2)[[1L]], 2L), tolerance = 1e-2)
   expect_equal(diff(two$V1), 2 * diff(one$V1), tolerance = 1e-2)
-  for (some in list(runs[2L, ], subset(runs, run == "two", c("run", "nats_per_token", "nats_per_character")))) {
+  for (some in list(runs[2L, ], subset(runs, run == "two", c("run", "loss", "unit", "nats_per_character")))) {
     shown <- strings(drawn(plot(some)))
     expect_true("two  2.000" %in% shown)
     expect_false("one  0.500" %in% shown)
   }
+  examples <- runs
+  examples$unit <- c("nats per label", "mean squared error")
+  examples$nats_per_character <- NA_real_
+  refused(plot(examples), "the losses of these runs have different units (nats per label, mean squared error): plot rows of one unit")
+  shown <- strings(drawn(plot(examples[2L, ])))
+  expect_true(all(c("mean squared error", "two  2.000") %in% shown))
   lost <- runs
   attr(lost, "losses") <- NULL
   refused(plot(lost), "the data frame has lost the losses of its runs: plot the result of minhub_compare()")

@@ -343,7 +343,7 @@ test_that("progress = TRUE prints lines and samples, and the default outside a c
   expect_no_match(text, "\r")
   lines <- grep("^the machine is busy", strsplit(text, "\n")[[1L]], value = TRUE, invert = TRUE)
   expect_match(lines[[1L]], "^LSTM, [0-9,]+ parameters, on cpu, float32$")
-  expect_match(lines[[2L]], "^[0-9,]+ tokens to train on, [0-9,]+ held out; 20 steps of 4 x 16$")
+  expect_match(lines[[2L]], "^[0-9,]+ tokens to train on, [0-9,]+ held out; 20 steps of 4 x 16; losses in nats per token$")
   expect_match(lines[[3L]], "^about [0-9]+ (s|min) for 20 steps of [0-9.e-]+ s and 3 evaluations$")
   expect_identical(lines[[4L]], "    STEP  TRAINING  HELD OUT    TOKENS/S          TIME")
   row <- run$losses[2L, ]
@@ -435,8 +435,9 @@ test_that("runs are compared by loss, with their names", {
   expect_s3_class(both, c("minhub_comparison", "data.frame"), exact = TRUE)
   expect_identical(both$run, c("longer", "run"))
   expect_identical(both$steps, c(40L, 20L))
-  expect_equal(both$nats_per_token, c(longer$best_loss, run$best_loss))
-  expect_equal(both$nats_per_character, both$nats_per_token, tolerance = 0.02) # tokens are characters
+  expect_equal(both$loss, c(longer$best_loss, run$best_loss))
+  expect_identical(both$unit, rep("nats per token", 2L))
+  expect_equal(both$nats_per_character, both$loss, tolerance = 0.02) # tokens are characters
   expect_identical(both$family, c("lstm", "lstm"))
   expect_identical(both$parameters, rep(as.double(sum(run$model$parameters()$numel)), 2L))
   expect_identical(minhub_compare(a = run, run$folder)$run, c("a", basename(run$folder)))
@@ -547,6 +548,23 @@ test_that("a data frame of conversations or of labels trains", {
   run <- minhub_train(labels, from = base, steps = 20, context = 16, seed = 1, learning_rate = 0.01)
   expect_identical(run$settings$objective, "labels")
   expect_identical(unlist(run$model$config$id2label, use.names = FALSE), c("1", "2"))
+  expect_output(print(run), "held-out loss  [0-9.]+ nats per label after step")
   labels$label <- labels$label + 0.5
-  expect_identical(minhub_train(labels, from = base, steps = 1, context = 16, seed = 1)$model$config$problem_type, "regression")
+  value <- minhub_train(labels, from = base, steps = 1, context = 16, seed = 1)
+  expect_identical(value$model$config$problem_type, "regression")
+  expect_output(print(value), "held-out loss  [0-9.]+ mean squared error after step")
+  expect_output(print(summary(value)), "Losses, in mean squared error")
+  expect_match(strings(drawn(plot(value))), "^lowest: [0-9.]+ mean squared error", all = FALSE)
+  predicted <- classify_texts(value$model, c(a = "red", b = NA))
+  expect_identical(names(predicted), "value")
+  expect_identical(is.na(predicted$value), c(FALSE, TRUE))
+
+  # Runs with different units are not sorted together.
+  both <- minhub_compare(value, run, value)
+  expect_identical(both$run, c("value", "value.1", "run"))
+  expect_identical(both$unit, c("mean squared error", "mean squared error", "nats per label"))
+  expect_identical(both$nats_per_character, rep(NA_real_, 3))
+  expect_identical(summary(both)$behind_best, c(0, 0, 0))
+  message <- "the losses of these runs have different units (mean squared error, nats per label): plot rows of one unit"
+  expect_error(plot(both), message, fixed = TRUE, class = "minhubpy_error")
 })

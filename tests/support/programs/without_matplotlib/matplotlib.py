@@ -1,3 +1,3 @@
-"""A Python without matplotlib, for one that has it: a short run takes longer for its picture than for its steps."""
+"""Hides an installed matplotlib: a plot takes longer than a short training run."""
 
 raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")

@@ -1,0 +1,35 @@
+"""The units of losses. Only losses with the same unit are comparable."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LossUnit:
+    """The unit of a run's losses.
+
+    objective: as in examples.py, but "regression" for labels that are numbers.    name: follows a number.
+    perplexity: whether exp(loss) is a perplexity.
+    """
+
+    objective: str
+    name: str
+    perplexity: bool = False
+
+
+UNITS = {
+    unit.objective: unit
+    for unit in (
+        LossUnit("text", "nats per token", perplexity=True),
+        LossUnit("chat", "nats per token of replies", perplexity=True),
+        LossUnit("completion", "nats per token of completions", perplexity=True),
+        LossUnit("preference", "nats per pair (DPO)"),
+        LossUnit("labels", "nats per label"),
+        LossUnit("regression", "mean squared error"),
+        LossUnit("masked", "nats per masked token"),
+    )
+}
+
+
+def loss_unit(objective: str, *, classes: int = 0) -> LossUnit:
+    """The unit of an objective. classes: the number of classes of labels; 0 for regression."""
+    return UNITS["regression" if objective == "labels" and not classes else objective]
