@@ -1072,6 +1072,7 @@ class Qwen35Settings(TypedDict, total=False):
     norm_topk_prob: bool
     decoder_sparse_step: int
     mlp_only_layers: list[int] | None
+    mtp_layers: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -1371,6 +1372,7 @@ def gpt2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPT2: ...
@@ -1392,6 +1394,7 @@ def gptneo_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTNeo: ...
@@ -1413,6 +1416,7 @@ def gptbigcode_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTBigCode: ...
@@ -1434,6 +1438,7 @@ def gptneox_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTNeoX: ...
@@ -1455,6 +1460,7 @@ def gptoss_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTOSS: ...
@@ -1476,6 +1482,7 @@ def gptj_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GPTJ: ...
@@ -1497,6 +1504,7 @@ def phi_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Phi: ...
@@ -1518,6 +1526,7 @@ def opt_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> OPT: ...
@@ -1539,6 +1548,7 @@ def lstm_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> LSTM: ...
@@ -1560,6 +1570,7 @@ def sinusoidal_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Sinusoidal: ...
@@ -1581,6 +1592,7 @@ def llama_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1602,6 +1614,7 @@ def mistral_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1623,6 +1636,7 @@ def ministral_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1644,6 +1658,7 @@ def qwen2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1665,6 +1680,7 @@ def qwen3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Llama: ...
@@ -1686,6 +1702,7 @@ def gemma_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1707,6 +1724,7 @@ def gemma2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1728,6 +1746,7 @@ def gemma3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma: ...
@@ -1749,6 +1768,7 @@ def gemma4_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Gemma4: ...
@@ -1770,6 +1790,7 @@ def olmo2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Olmo2: ...
@@ -1791,6 +1812,7 @@ def olmo3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Olmo3: ...
@@ -1812,6 +1834,7 @@ def phi3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Phi3: ...
@@ -1833,6 +1856,7 @@ def smollm3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SmolLM3: ...
@@ -1854,6 +1878,7 @@ def granite_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Granite: ...
@@ -1875,6 +1900,7 @@ def granitehybrid_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GraniteHybrid: ...
@@ -1896,6 +1922,7 @@ def exaone4_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Exaone4: ...
@@ -1917,6 +1944,7 @@ def ernie45_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Ernie45: ...
@@ -1938,6 +1966,7 @@ def seedoss_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SeedOSS: ...
@@ -1959,6 +1988,7 @@ def internlm3_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> InternLM3: ...
@@ -1980,6 +2010,7 @@ def hunyuan_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Hunyuan: ...
@@ -2001,6 +2032,7 @@ def starcoder2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> StarCoder2: ...
@@ -2022,6 +2054,7 @@ def glm4_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> GLM4: ...
@@ -2043,6 +2076,7 @@ def cohere_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Cohere: ...
@@ -2064,6 +2098,7 @@ def cohere2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Cohere2: ...
@@ -2085,6 +2120,7 @@ def stablelm_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> StableLM: ...
@@ -2106,6 +2142,7 @@ def bloom_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bloom: ...
@@ -2127,6 +2164,7 @@ def xglm_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> XGLM: ...
@@ -2148,6 +2186,7 @@ def qwen35_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2169,6 +2208,7 @@ def qwen35moe_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2190,6 +2230,7 @@ def qwen3next_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Qwen35: ...
@@ -2211,6 +2252,7 @@ def mixtral_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2232,6 +2274,7 @@ def olmoe_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2253,6 +2296,7 @@ def qwen3moe_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2274,6 +2318,7 @@ def granitemoe_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Mixtral: ...
@@ -2295,6 +2340,7 @@ def lfm2_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Lfm2: ...
@@ -2316,6 +2362,7 @@ def lfm2moe_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Lfm2: ...
@@ -2337,6 +2384,7 @@ def t5_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> T5: ...
@@ -2358,6 +2406,7 @@ def bert_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2379,6 +2428,7 @@ def roberta_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2400,6 +2450,7 @@ def xlmroberta_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2421,6 +2472,7 @@ def camembert_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2442,6 +2494,7 @@ def distilbert_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2463,6 +2516,7 @@ def electra_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Bert: ...
@@ -2484,6 +2538,7 @@ def mpnet_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> MPNet: ...
@@ -2505,6 +2560,7 @@ def modernbert_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> ModernBert: ...

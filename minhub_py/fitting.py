@@ -12,6 +12,7 @@ from minhub_py.config import build, changed, read
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, Architecture, Entry, architecture_of, entry_of
+from minhub_py.system.spelling import setting
 from weights_map.conversion import Mapped, check_shapes
 
 
@@ -61,16 +62,18 @@ def check_architecture(config: ModelConfig, entry: Entry | None, identifier: obj
         raise ValueError(f"{identifier} holds a {actual.name} model: call {actual.name}_from_pretrained()")
 
 
-def fit(checkpoint: Checkpoint) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:
+def fit(checkpoint: Checkpoint, mtp: bool = False) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:
     """The architecture, the model on the meta device, and the checkpoint's shapes and dtypes under native names.
 
     Reads the headers only, and the values of a stored output head that config.json ties to the embedding. If they
     differ from the embedding, the head is used and the model is not tied, as in transformers. A text embedding model
     may lack the head.
+    mtp: with the head for multi-token prediction.
     ValueError: lists every tensor that does not fit the table or the config.
     """
     architecture, config = describe(checkpoint)
     config = with_stored_head(checkpoint, architecture, config)
+    config = with_mtp(checkpoint, config) if mtp else config
     meta: Mapping[str, Tensor] = checkpoint.meta
     if checkpoint.layout == "hub":
         meta = weights_map.to_native(architecture.model_type, meta, config)
@@ -111,6 +114,23 @@ def with_stored_head(checkpoint: Checkpoint, architecture: Architecture, config:
             f"load the model without a head, set architectures to {base} in a local copy"
         )
     return without
+
+
+def with_mtp(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
+    """The config of a checkpoint with its head for multi-token prediction. ValueError: it has none, or another one."""
+    names = {name.removeprefix("model.") for name in checkpoint}
+    if not hasattr(config, "mtp_layers") or "mtp.fc.weight" not in names:
+        raise ValueError(
+            f"{checkpoint.path} has no head for multi-token prediction (no mtp.* tensors): load it without the head, "
+            f"and omit {setting('draft', 'mtp')}"
+        )
+    others = [name for name in names if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")]
+    if others:
+        raise ValueError(
+            f"{checkpoint.path} has a head for multi-token prediction with {others[0]}: only heads with one layer and "
+            "the embedding of the model are supported. Load it without the head"
+        )
+    return changed(config, {"mtp_layers": 1})
 
 
 def is_text_embedding_model(checkpoint: Checkpoint) -> bool:

@@ -47,6 +47,7 @@ def from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> Any:
@@ -74,6 +75,8 @@ def from_pretrained(
             branch, tag or commit. The result is the model with this adapter. A dictionary of several adapters by name
             returns the model without an adapter; ``model.adapter("name")`` is the model with one. All share the
             weights of the model.
+        mtp: Also load the head for multi-token prediction (Qwen 3.5, Qwen 3 Next), for
+            ``generate(…, draft="mtp")``. It needs the memory of one more layer.
         token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by `hf auth login`.
         local_files_only: Use cached files only and open no connection, as with HF_HUB_OFFLINE=1.
 
@@ -94,7 +97,7 @@ def from_pretrained(
     """
     return _from_pretrained(
         identifier, revision, device=device, dtype=dtype, quantize=quantize, parallel=parallel, adapter=adapter,
-        token=token, local_files_only=local_files_only,
+        mtp=mtp, token=token, local_files_only=local_files_only,
     )  # fmt: skip
 
 
@@ -108,6 +111,7 @@ def _from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
+    mtp: bool = False,
     **access: Any,
 ) -> LanguageModel:
     """`from_pretrained` for the model types of `entry`; any model type by default."""
@@ -121,7 +125,7 @@ def _from_pretrained(
     group = connect(device) if parallel else None
     folders = adapter_folders(adapter, **access)
     checkpoint = open_checkpoint(identifier, revision, entry=entry, group=group, **access)
-    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
     load_adapters(model, folders)
     return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str | os.PathLike) else model
 
@@ -208,18 +212,19 @@ def load(
     dtype: str | torch.dtype = "auto",
     quantize: str | None = None,
     group: ProcessGroup | None = None,
+    mtp: bool = False,
 ) -> LanguageModel:
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
 
-    group: the processes that share the weights, if there are several.
-    ValueError: an unknown device, dtype or quantization.
+    group: the processes that share the weights, if there are several.    mtp: see `from_pretrained`.
+    ValueError: an unknown device, dtype or quantization, or a missing head for multi-token prediction.
     """
     if checkpoint.adapter is not None:
         if group is not None:
             raise ValueError("a model with an adapter cannot be split among processes: merge it with minhub convert")
         base, folder = copy(checkpoint), checkpoint.adapter
         base.adapter = None
-        model = load(base, device=device, dtype=dtype, quantize=quantize)
+        model = load(base, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
         load_adapters(model, {DEFAULT_ADAPTER: folder})
         return model.adapter(DEFAULT_ADAPTER)
     check_kind(quantize, "auto", "none")
@@ -228,7 +233,9 @@ def load(
     if quantize is None and dtype == "auto" and probe.name == "cpu" and not group:
         quantize = "auto" if isinstance(checkpoint, GGUFCheckpoint) else None
     quantize = None if quantize == "none" else quantize
-    _, model, meta = fit(checkpoint)
+    if mtp and group is not None:
+        raise ValueError("a model with a head for multi-token prediction cannot be split among processes: omit mtp")
+    _, model, meta = fit(checkpoint, mtp)
     if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
         dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
     target = choose_dtype(dtype, probe, [tensor.dtype for tensor in meta.values()])

@@ -40,11 +40,6 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
     ValueError: names are unknown, duplicate (in two spellings), missing, or of an expert that the config does not have;
     or the table needs a config.
     """
-    settings = {name for row in table.rows for name in (row.operation.setting, row.layers) if name}
-    if settings and config is None:
-        raise ValueError(
-            f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(settings))}"
-        )
     matches: dict[Row, dict[Indices, dict[str, str]]] = {row: {} for row in table.rows}  # canonical name -> name
     sizes: dict[str, int] = {}  # stack -> number of layers or experts
     problems: dict[str, list[str]] = {"unknown": [], "duplicate": [], "missing": [], "unused": []}
@@ -60,6 +55,12 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
         else:
             problems["unknown"].append(name)
 
+    needed = [row for row in table.rows if matches[row] or not row.optional]
+    settings = {name for row in needed for name in (row.operation.setting, row.layers) if name}
+    if settings and config is None:
+        raise ValueError(
+            f"the weight table of {table.model_type} needs the model's config, for {', '.join(sorted(settings))}"
+        )
     limit = 1 + sum(map(len, matches.values()))  # a corrupt name may have a huge index
     positions: list[tuple[int, int, Indices]] = []  # layer, row, indices
     for number, row in enumerate(table.rows):
@@ -71,7 +72,7 @@ def match_names(table: Table, names: Iterable[str], side: Side, config: Any = No
     conversions, all_targets = [], set[str]()
     for _, number, indices in sorted(positions):
         row = table.rows[number]
-        if row.layers and indices[0] >= getattr(config, row.layers):
+        if row.layers and (indices[0] if indices else 0) >= getattr(config, row.layers):
             continue
         group = matches[row].get(indices, {})
         values = (getattr(config, row.operation.setting),) if row.operation.setting else ()

@@ -174,6 +174,7 @@ class Row:
         optional: missing in some models or layers.
         head: the head of an encoder that has the row; models with another head, or none, ignore its tensors.
         layers: the config's name of the number of first layers that have the row; tensors of later layers are ignored.
+            Without an index, the row belongs to the first layer.
     """
 
     hub: str | tuple[str, ...]

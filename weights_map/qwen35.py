@@ -99,8 +99,7 @@ dense = Table(
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
-        # Multi-token prediction and vision layers.
-        Row("mtp.*", (), drop),
+        Row("mtp.*", (), drop),  # of other heads for multi-token prediction
         Row("model.visual.*", (), drop),
     ),
     # qwen3_5 files have the text model below `language_model`, in two spellings.
@@ -114,22 +113,37 @@ def with_experts(model_type: str, rows: tuple[Row, ...]) -> Table:
     return Table(model_type, (*rows, *EXPERTS), SPELLINGS)
 
 
-tables = (
-    dense,
-    with_experts("qwen3_5_moe_text", dense.rows),
-    with_experts(
-        "qwen3_next",
-        (
-            *(row for row in dense.rows if not any(name in str(row.hub) for name in DELTA)),
-            Row(f"{LAYER}.linear_attn.in_proj_qkvz.weight",
-                ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"), qkvz,
-                optional=True),
-            Row(f"{LAYER}.linear_attn.in_proj_ba.weight",
-                ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"), ba,
-                optional=True),
-        ),
-    ),
+def with_mtp(table: Table) -> Table:
+    """The table with the head for multi-token prediction, which is ignored if the config has 0 `mtp_layers`."""
+
+    def head(templates: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("mtp.layers." + template.partition("layers.")[2] for template in templates)
+
+    names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    others = tuple(
+        Row(f"mtp.{name}.weight", f"mtp.{name}.weight", same, optional=True, layers="mtp_layers") for name in names
+    )
+    layer = tuple(
+        replace(row, hub=head(row.templates("hub")), native=head(row.templates("native")), optional=True,
+                layers="mtp_layers")
+        for row in table.rows
+        if row.templates("hub")[0].startswith(LAYER) and "linear_attn" not in row.templates("hub")[0]
+    )  # fmt: skip
+    return replace(table, rows=(*others, *layer, *table.rows))
+
+
+DELTA_NEXT = (
+    Row(f"{LAYER}.linear_attn.in_proj_qkvz.weight",
+        ("layers.{}.linear_attn.in_proj_qkv.weight", "layers.{}.linear_attn.in_proj_z.weight"), qkvz, optional=True),
+    Row(f"{LAYER}.linear_attn.in_proj_ba.weight",
+        ("layers.{}.linear_attn.in_proj_b.weight", "layers.{}.linear_attn.in_proj_a.weight"), ba, optional=True),
 )  # fmt: skip
+without_delta = tuple(row for row in dense.rows if not any(name in str(row.hub) for name in DELTA))
+tables = (
+    with_mtp(dense),
+    with_mtp(with_experts("qwen3_5_moe_text", dense.rows)),
+    with_mtp(with_experts("qwen3_next", (*without_delta, *DELTA_NEXT))),
+)
 
 
 # --- GGUF. The value heads of Qwen 3.5 are in another order: the value heads of a key head are G heads apart.
@@ -170,12 +184,16 @@ row = Operation("one row", lambda x: [x[0].view(1, -1)], lambda x: [x[0].flatten
 
 
 def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings in the form of config.json."""
+    """Settings in the form of config.json. The last block may be a head for multi-token prediction."""
     heads, keys = settings["linear_num_value_heads"], settings["linear_num_key_heads"]
     size, recurrent = settings["linear_value_head_dim"] // heads, settings.get("layer_types")
-    own: dict[str, Any] = {"linear_value_head_dim": size}
+    mtp = settings.get("mtp_num_hidden_layers", 0)
+    if mtp not in (0, 1):
+        raise ValueError(f"it has {mtp} blocks for multi-token prediction; at most one is supported")
+    layers = settings["num_hidden_layers"] - mtp
+    own: dict[str, Any] = {"linear_value_head_dim": size, "num_hidden_layers": layers}
     if recurrent is not None:
-        own["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent]
+        own["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent[:layers]]
     return {**own, "delta_sizes": (keys, settings["linear_key_head_dim"], size, heads // keys)}
 
 
@@ -202,6 +220,7 @@ GGUF_SETTINGS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
+    "nextn_predict_layers": "mtp_num_hidden_layers",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -261,6 +280,22 @@ def gguf_rows(*others: Row, tiled: bool) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def gguf_head(*mlp: Row) -> tuple[Row, ...]:
+    """The rows of the head for multi-token prediction. mlp: the rows of a layer's MLP."""
+    names = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden",
+             "shared_head_norm": "norm"}  # fmt: skip
+    others = tuple(
+        Row(f"nextn.{gguf}.weight", f"mtp.{hub}.weight", same if gguf == "eh_proj" else subtract_one, optional=True)
+        for gguf, hub in names.items()
+    )
+    layer = (row for row in gguf_rows(*mlp, tiled=False) if str(row.hub).startswith("blk.") and "ssm_" not in row.hub)
+    return others + tuple(
+        replace(row, hub=str(row.hub).replace("blk.{}", "nextn"), optional=True,
+                native=str(row.native).replace(LAYER, "mtp.layers.0"))
+        for row in layer
+    )  # fmt: skip
+
+
 gguf_delta = (
     Row("blk.{}.attn_qkv.weight", f"{LAYER}.linear_attn.in_proj_qkv.weight", regrouped(after=True), optional=True),
     *(Row(f"blk.{{}}.{name}.weight", f"{LAYER}.linear_attn.in_proj_{hub}.weight", regrouped(), optional=True)
@@ -275,10 +310,9 @@ qwen35 = GGUFArchitecture(
     "qwen35",
     model_type="qwen3_5_text",
     settings={**GGUF_SETTINGS, "feed_forward_length": "intermediate_size"},
-    rows=gguf_rows(*gguf_delta, *gguf_mlp, tiled=True),
+    rows=gguf_rows(*gguf_delta, *gguf_mlp, tiled=True) + gguf_head(*gguf_mlp),
     derive=derive,
     encode=encode,
-    required={"nextn_predict_layers": 0},
 )
 gguf = (
     qwen35,
@@ -287,13 +321,13 @@ gguf = (
         name="qwen35moe",
         model_type="qwen3_5_moe_text",
         settings={**GGUF_SETTINGS, **GGUF_SPARSE},
-        rows=gguf_rows(*gguf_delta, *gguf_experts, tiled=True),
+        rows=gguf_rows(*gguf_delta, *gguf_experts, tiled=True) + gguf_head(*gguf_experts),
     ),
     replace(
         qwen35,
         name="qwen3next",
         model_type="qwen3_next",
         settings={**qwen35.settings, **GGUF_SPARSE},
-        rows=gguf_rows(*gguf_next, *gguf_experts, tiled=False),
+        rows=gguf_rows(*gguf_next, *gguf_experts, tiled=False) + gguf_head(*gguf_experts),
     ),
 )

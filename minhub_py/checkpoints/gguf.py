@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, StoredTensor, memory_map, package, read_header
+from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, Header, StoredTensor, memory_map, package, read_header
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.models import rotary
@@ -131,6 +131,19 @@ def dequantize(data: "np.ndarray[Any, Any]", type: str) -> Tensor:
     return result
 
 
+def with_head_apart(header: Header) -> dict[str, StoredTensor]:
+    """The tensors of a file by name. A head for multi-token prediction, the last block, is named `nextn`."""
+    architecture = header.metadata.get("general.architecture")
+    blocks, heads = (header.metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if heads != 1 or type(blocks) is not int:
+        return header.tensors
+    prefix = f"blk.{blocks - 1}."
+    return {
+        f"nextn.{name.removeprefix(prefix).removeprefix('nextn.')}" if name.startswith(prefix) else name: tensor
+        for name, tensor in header.tensors.items()
+    }
+
+
 class GGUFCheckpoint(Checkpoint):
     """A GGUF file with the interface of a folder in Hub layout: Hub settings, and tensors by their Hub names.
 
@@ -144,7 +157,7 @@ class GGUFCheckpoint(Checkpoint):
     @cached_property
     def _tensors(self) -> Tensors:
         """The tensors by their names in the rows of the architecture."""
-        stored = self.header.tensors
+        stored = with_head_apart(self.header)
         names = self.architecture.names({name: tensor.type for name, tensor in stored.items()})
         return Tensors(self.path, {names[name]: tensor for name, tensor in stored.items()})
 

@@ -22,10 +22,11 @@ def open_model(
     *,
     encoders: bool = False,
     adapter: str | Mapping[str, str] | None = None,
+    mtp: bool = False,
 ) -> tuple[Any, "Tokenizer"]:
     """Load a model, or this process's shard of it, and its tokenizer.
 
-    adapter: as in `from_pretrained`.
+    adapter, mtp: as in `from_pretrained`.
     ValueError: a text encoder, unless `encoders`.
     """
     from minhub_py.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
@@ -46,7 +47,7 @@ def open_model(
         raise ValueError("a model with an adapter cannot be split among processes: run minhub convert --merge first")
     folders = adapter_folders(adapter)
     checkpoint = open_checkpoint(identifier, revision, check=check, group=group)
-    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group)
+    model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
     note_quantized(model, quantize)
     load_adapters(model, folders)
     return model.adapter(DEFAULT_ADAPTER) if isinstance(adapter, str) else model, tokenizers[0]

@@ -30,7 +30,8 @@ from minhub_py.system.printable import displayed
               help="Maximum number of draft tokens per step, copied from repetitions in the text: faster, same "
                    "output.")  # fmt: skip
 @click.option("--draft", metavar="MODEL",
-              help="Smaller model with the same tokenizer, which proposes the draft tokens: same output.")  # fmt: skip
+              help="Smaller model with the same tokenizer, which proposes the draft tokens: same output. mtp: MODEL's "
+                   "head for multi-token prediction (Qwen 3.5).")  # fmt: skip
 @click.option("--adapter", metavar="ADAPTER", help="LoRA adapter of MODEL: a folder or a repository.")
 @jobs.table_options()
 @loading_options
@@ -69,8 +70,8 @@ def generate(
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
-    network, tokenizer = open_model(model, **loading, group=group, adapter=adapter)
-    drafts = None if draft is None else open_draft(draft, tokenizer, loading, group)
+    network, tokenizer = open_model(model, **loading, group=group, adapter=adapter, mtp=draft == "mtp")
+    drafts = None if draft is None else open_draft(draft, network, tokenizer, loading, group)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
@@ -105,15 +106,17 @@ def generate(
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
 
 
-def open_draft(identifier: str, tokenizer: Any, loading: dict[str, Any], group: Any) -> Any:
-    """The draft model of `--draft`.
+def open_draft(identifier: str, network: Any, tokenizer: Any, loading: dict[str, Any], group: Any) -> Any:
+    """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
     UsageError: it has another tokenizer, or cannot make drafts.
     """
-    from minhub_py.inference.speculative import DraftModel
+    from minhub_py.inference.speculative import DraftModel, PredictionHead
 
     if group is not None:
         raise click.UsageError("--draft is not supported with --tensor-parallel.")
+    if identifier == "mtp":
+        return PredictionHead(network)
     model, draft_tokenizer = open_model(identifier, **{**loading, "revision": "main"})
     if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise click.UsageError("--draft: this model has another tokenizer than MODEL.")

@@ -36,7 +36,7 @@ from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of
 from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculative import Drafter, DraftModel, PromptLookup
+from minhub_py.inference.speculative import Drafter, Drafts, PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 
@@ -77,6 +77,7 @@ class Batch:
     disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
     runner: an existing runner of this model.
+    drafts: maximum number of draft tokens per step of a recurrent model, whose cache has a state for each of them.
     """
 
     def __init__(
@@ -89,13 +90,14 @@ class Batch:
         disk: DiskCache | None = None,
         chunk: int | None = None,
         runner: Runner | None = None,
+        drafts: int = 0,
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
         self.start = model.decoder_start
         self.runner = runner or runner_of(model)
         with torch.inference_mode():
-            self.cache = self.runner.new_cache(rows, self.max_length)
+            self.cache = self.runner.new_cache(rows, self.max_length, drafts)
         self.cache.empty()
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
@@ -123,7 +125,7 @@ class Batch:
         generator: torch.Generator | None = None,
         stop: StopCriteria | None = None,
         speculate: int = 0,
-        draft: DraftModel | None = None,
+        draft: Drafts | None = None,
         targets: Sequence[int] = (),
         logprobs: bool = False,
         top: int = 0,
@@ -174,7 +176,7 @@ class Batch:
         self.count += 1
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:
-            drafter = draft.sequence(speculate, end)
+            drafter = draft.sequence(speculate or draft.MOST, end)
         stop = stop or StopCriteria(frozenset(), (), None)
         random = generator or torch.default_generator
         self.joining.append(
@@ -240,7 +242,7 @@ class Batch:
             self._start_loading(row)
             texts[row.slot] = row.text[begin + self._copy_prefix(row) :]
             row.in_prefill = False
-        return self._continue(rows, self.runner.forward(texts, self.cache, exact=self.exact))
+        return self._continue(rows, self._forward(texts))
 
     def _prefill_chunk(self, room: int) -> list[Event]:
         """Prefill at most `room` prompt tokens in order of admission.
@@ -263,7 +265,7 @@ class Batch:
                 self._copy_prefix(row)
             begin += self.cache.lengths[row.slot]
             ids = row.text[begin : begin + room]
-            logits = self.runner.forward({row.slot: ids}, self.cache, exact=self.exact)
+            logits = self._forward({row.slot: ids})
             room -= len(ids)
             if begin + len(ids) == len(row.text):
                 row.in_prefill = False
@@ -321,15 +323,29 @@ class Batch:
             begin = context_start(length, self.context)
             if begin > context_start(length - 1, self.context):
                 self.cache.clear(row.slot)
+                row.drafter.restart()
                 if before := row.text[begin:-1]:
-                    self.runner.forward({row.slot: before}, self.cache, exact=self.exact)
+                    self._forward({row.slot: before})
         texts = {row.slot: [row.text[-1], *row.draft] for row in rows}
-        return self.runner.forward(texts, self.cache, every=True, exact=self.exact or not rows[0].targets)
+        return self._forward(texts, every=True, exact=not rows[0].targets)
+
+    def _forward(self, texts: dict[int, list[int]], every: bool = False, exact: bool = False) -> Tensor:
+        """The runner's `forward`. Drafters that read hidden states get them."""
+        hidden = None
+        if any(self.rows[slot].drafter.reads_hidden for slot in texts):
+            hidden = torch.empty(sum(map(len, texts.values())), self.runner.channels)
+        logits = self.runner.forward(texts, self.cache, every, exact or self.exact, hidden)
+        if hidden is not None:
+            for slot, states in zip(texts, hidden.split([len(ids) for ids in texts.values()]), strict=True):
+                self.rows[slot].drafter.observe(states)
+        return logits
 
     def _room(self, row: Row) -> int:
-        """Maximum number of draft tokens: limited by the sequence's end and by the context."""
+        """Maximum number of draft or target tokens: limited by the sequence's end, the context, and the cache."""
         length = len(row.text)
         remaining = row.end - length - 1
+        if not row.targets:
+            remaining = min(remaining, self.cache.removable)
         if self.context is None:
             return remaining
         return min(remaining, context_start(length, self.context) + self.context - length)

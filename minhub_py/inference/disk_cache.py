@@ -96,7 +96,11 @@ class DiskCache:
         if self.key is None:
             self.key = key_of(model, runner.kernels, cache)
             self.folder = self.root / self.key
-            self.buffers = [[(tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors] for tensors in cache.layers]
+            # Of a recurrent layer, only the last state is stored.
+            self.buffers = [
+                [((1, *tensor.shape[2:]) if isinstance(layer, State) else tuple(tensor.shape[1:]), tensor.dtype)
+                 for tensor in tensors] for layer, tensors in zip(cache.layout, cache.layers, strict=True)
+            ]  # fmt: skip
             self.template = copy(cache)
             self.template.layers = []
         return True

@@ -16,7 +16,7 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
-from minhub_py.inference.speculative import DraftModel
+from minhub_py.inference.speculative import DraftModel, Drafts, PredictionHead
 from minhub_py.models.base import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -68,10 +68,12 @@ def generate(
         tokenizer: a `tokenizers.Tokenizer`.
         speculate: maximum number of draft tokens per step (speculative decoding by prompt lookup). The output does not
             change, and repetitive text is generated faster. Has no effect without the native decoder (on a GPU, for a
-            modified model, or without a C compiler) and for recurrent models.
-        draft: a smaller model with the same tokenizer, which proposes the draft tokens instead of prompt lookup, or a
-            `speculative.DraftModel` of it, which counts the accepted tokens. `speculate` is then 8 by default. The
-            output does not change.
+            modified model, or without a C compiler) and for an LSTM. At most 8 for models with recurrent layers, whose
+            cache has one state more for each draft token.
+        draft: a smaller model with the same tokenizer, which proposes the draft tokens instead of prompt lookup;
+            `speculate` is then 8 by default. "mtp" uses the model's head for multi-token prediction, if it was loaded
+            with `from_pretrained(…, mtp=True)`; `speculate` is then 3 by default. The output does not change. A
+            `speculative.DraftModel` or `speculative.PredictionHead` also counts the accepted tokens.
 
     Returns:
         The new token IDs of each prompt, without the prompt.
@@ -279,25 +281,33 @@ def stream_batch(
     """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
     speculate = check_integer("speculate", speculate, 0, " (no drafts)")
-    if draft is not None and not isinstance(draft, DraftModel):
-        draft = DraftModel(decoder_of(draft, "draft="))
+    drafts = drafts_of(model, draft)
+    speculate = speculate if drafts is None else speculate or drafts.MOST
     random = generators(len(texts), seed)
 
     def run() -> Iterator[tuple[int, int]]:
         if not texts or max_new_tokens == 0:
             return
-        batch = Batch(model, len(texts), max(batch_length(model, text, max_new_tokens) for text in texts))
+        longest = max(batch_length(model, text, max_new_tokens) for text in texts)
+        batch = Batch(model, len(texts), longest, drafts=speculate)
         indices = {}
         for i, (text, generator) in enumerate(zip(texts, random, strict=True)):
             row = batch.admit(
                 text, max_new_tokens, sampling=sampling, generator=generator, stop=criteria, speculate=speculate,
-                draft=draft,
+                draft=drafts,
             )  # fmt: skip
             indices[row] = i
         while len(batch):
             for event in batch.step():
                 yield indices[event.row], event.id
-        if draft is not None:
-            logger.info("%d of %d draft tokens accepted", draft.accepted, draft.proposed)
+        if drafts is not None:
+            logger.info("%d of %d draft tokens accepted", drafts.accepted, drafts.proposed)
 
     return run()
+
+
+def drafts_of(model: LanguageModel, draft: Any) -> Drafts | None:
+    """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts."""
+    if draft is None or isinstance(draft, Drafts):
+        return draft
+    return PredictionHead(model) if draft == "mtp" else DraftModel(decoder_of(draft, "draft="))

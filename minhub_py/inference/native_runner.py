@@ -6,7 +6,7 @@ implementation, and a package that was installed without a compiler.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -34,9 +34,12 @@ from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
+from minhub_py.models.steps import HeadStep
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
 LONG_PROMPT = 24
+# Maximum number of draft tokens per step of a recurrent model: the cache has a state for each of them.
+MAX_STATES = 8
 
 
 class NativeRunner(TorchRunner):
@@ -54,11 +57,11 @@ class NativeRunner(TorchRunner):
         self.kernels = library.kernels()
         self.program = program = Program(isinstance(model, Encoder))
         self.encoder: Any = program.translate(model.encoder_steps()) if isinstance(model, EncoderDecoder) else None
-        operations = self.operations = program.translate(model.steps())
-        self.vocab_size = operations[-1].weight.rows
+        operations = self.operations = program.translate(self.steps())
+        self.vocab_size, self.channels = operations[-1].weight.rows, operations[-1].weight.columns
         kinds = {operation.kind for operation in operations}
-        # A recurrent state cannot reject draft tokens.
-        self.supports_drafts = kinds.isdisjoint({KINDS["lstm"], KINDS["delta_rule"], KINDS["short_convolution"]})
+        # An LSTM reads its weights for each token, so that drafts save nothing.
+        self.supports_drafts = KINDS["lstm"] not in kinds
         # Minimum number of tokens for `forward`: its bfloat16 products use AMX, but their sums depend on the number of
         # threads. An LSTM is sequential in both, and `forward` would unpack MXFP4 and GGUF blocks in each call.
         is_bfloat16 = operations[-1].weight.dtype == DTYPES[torch.bfloat16] and self.library.has_bfloat16_tiles()
@@ -76,9 +79,13 @@ class NativeRunner(TorchRunner):
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
         self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
 
-    def new_cache(self, rows: int, size: int) -> Cache:
+    def steps(self) -> Iterator[HeadStep]:
+        """The steps to execute."""
+        return self.model.steps()
+
+    def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
         """See `Runner`."""
-        return self.model.new_cache(rows, size, self.lookahead)
+        return self.model.new_cache(rows, size, self.lookahead, min(drafts, MAX_STATES))
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
         """See `Runner`."""
@@ -96,25 +103,37 @@ class NativeRunner(TorchRunner):
             self.library.decode(self.encoder, len(self.encoder), ctypes.byref(call))
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
-    ) -> Tensor:
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        hidden: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """See `Runner`. Sequences are computed together; results are bitwise identical to single sequences."""
         limit = None if exact else self.long_prompt
         long = {row for row, ids in texts.items() if limit is not None and len(ids) >= limit}
+        if hidden is not None and long and len(texts) > 1:
+            parts = hidden.split([len(ids) for ids in texts.values()])
+            return torch.cat(
+                [self.forward({row: ids}, cache, every, exact, part).float().clone()
+                 for (row, ids), part in zip(texts.items(), parts, strict=True)]
+            )  # fmt: skip
         short = {row: ids for row, ids in texts.items() if row not in long}
         ends = list(accumulate(map(len, short.values())))
         requested = range(ends[-1] if ends else 0) if every else [end - 1 for end in ends]
-        logits = self._decode(short, cache, requested)
+        logits = self._decode(short, cache, requested, None if long else hidden)
         if not long:
             return logits
-        parts = iter(logits.split([len(ids) if every else 1 for ids in short.values()]))
+        results = iter(logits.split([len(ids) if every else 1 for ids in short.values()]))
         return torch.cat(
-            [super(NativeRunner, self).forward({row: ids}, cache, every).float() if row in long else next(parts)
-             for row, ids in texts.items()]
+            [super(NativeRunner, self).forward({row: ids}, cache, every, hidden=hidden).float() if row in long
+             else next(results) for row, ids in texts.items()]
         )  # fmt: skip
 
-    def _decode(self, texts: Mapping[int, Sequence[int]], cache: Cache, requested: Sequence[int]) -> Tensor:
-        """Append tokens to rows of a cache. Returns the logits after the `requested` tokens, ascending indices."""
+    def _decode(
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, requested: Sequence[int], hidden: Tensor | None = None
+    ) -> Tensor:
+        """Append tokens to rows of a cache. Returns the logits after the `requested` tokens, ascending indices.
+
+        hidden: receives the inputs (tokens, C) of the logits, after a prediction head has read it; see `Runner`.
+        """
         ids = [id for text in texts.values() for id in text]
         rows = [row for row, text in texts.items() for _ in text]
         positions = [cache.lengths[row] + i for row, text in texts.items() for i in range(len(text))]
@@ -126,6 +145,7 @@ class NativeRunner(TorchRunner):
         if self.logits.size(0) < len(requested):
             self.logits = self.logits.new_empty(len(requested), self.vocab_size)
         call = self._new_call(cache.layers, cache.dtype, self.buffers)
+        call.sizes = integers(cache.slot_counts)
         for first in range(0, len(ids), MAX_TOKENS):
             part = slice(first, first + MAX_TOKENS)
             outputs = [index - first for index in requested if first <= index < first + MAX_TOKENS]
@@ -134,6 +154,7 @@ class NativeRunner(TorchRunner):
             call.ids, call.rows, call.positions = integers(ids[part]), integers(rows[part]), integers(positions[part])
             call.encoder_lengths = integers(encoder_lengths[part])
             call.outputs, call.logits = integers(outputs), self.logits.data_ptr() + 4 * previous * self.vocab_size
+            call.hidden = None if hidden is None else hidden[first:].data_ptr()
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(requested)]
@@ -175,6 +196,26 @@ class NativeRunner(TorchRunner):
             codes=self.codes.data_ptr(), width=self.program.width, scratch=self.scratch.data_ptr(),
             scratch_width=self.scratch.numel() // self.threads,
         )  # fmt: skip
+
+
+class PredictionRunner(NativeRunner):
+    """Runs the head of a model for multi-token prediction, with a separate cache."""
+
+    def steps(self) -> Iterator[HeadStep]:
+        """The steps of the head."""
+        return self.model.mtp_steps()
+
+    def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
+        """A cache for `predict`."""
+        return Cache(self.model.mtp_layout(), rows, size, self.lookahead, like=next(self.model.parameters()))
+
+    def predict(self, ids: Sequence[int], hidden: Tensor, cache: Cache) -> Tensor:
+        """Append positions to the only row of a cache. Returns the logits (V,) of the last one.
+
+        hidden: the model's hidden state before each token of `ids`, (tokens, C) float32. It is replaced by the result
+        of the head, which predicts further tokens in place of the model's hidden state.
+        """
+        return self._decode({0: ids}, cache, [len(ids) - 1], hidden)[0]
 
 
 def runner_of(model: LanguageModel) -> Runner:

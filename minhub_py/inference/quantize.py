@@ -311,7 +311,8 @@ def replace_layers(
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
     """The layers to quantize, from the model's steps, and their kinds: int8 for embeddings and head."""
     encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
-    for step in chain(encoder, model.steps()):
+    prediction = () if getattr(model, "mtp", None) is None else model.mtp_steps()
+    for step in chain(encoder, model.steps(), prediction):
         match step:
             case Embed():
                 yield step.tokens, "int8"

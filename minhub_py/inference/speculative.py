@@ -1,27 +1,51 @@
-"""Speculative decoding by prompt lookup or a draft model: draft tokens for several positions are checked in one step.
+"""Speculative decoding: draft tokens for several positions are checked in one step.
+
+The draft tokens come from the sequence itself (prompt lookup), from a smaller model, or from the model's head for
+multi-token prediction (models/mtp.py).
 
 Sources: Leviathan et al. (2023), "Fast Inference from Transformers via Speculative Decoding"; Saxena (2023), "Prompt
-Lookup Decoding", for draft tokens that come from the sequence itself.
+Lookup Decoding", for draft tokens that come from the sequence itself; DeepSeek-AI (2024), "DeepSeek-V3 Technical
+Report", for multi-token prediction.
 
 A step's time is mostly the time to read the weights, so that draft tokens cost little. The output is unchanged:
-`generate` accepts only the draft tokens that it would have chosen.
+`generate` accepts only the draft tokens that it would have chosen. Rejected ones are removed from the cache: keys and
+values are overwritten, and a recurrent layer returns to an earlier state of its ring (`Cache.truncate`).
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
-from minhub_py.inference.native_runner import runner_of
+import torch
+from torch import Tensor
+
+from minhub_py.inference.native.library import UnsupportedError
+from minhub_py.inference.native_runner import PredictionRunner, runner_of
 from minhub_py.inference.prefixes import common_prefix
+from minhub_py.system.spelling import setting
 
 
-class Drafter(Protocol):
-    """A source of draft tokens for one sequence."""
+class Drafter:
+    """A source of draft tokens for one sequence.
+
+    reads_hidden: whether `observe` must be called.
+    """
+
+    reads_hidden = False
 
     def __call__(self, tokens: Sequence[int], room: int) -> list[int]:
         """At most `room` draft tokens for `tokens`, which extend the tokens of the previous call."""
+        raise NotImplementedError
 
     def update(self, accepted: int, proposed: int) -> None:
         """Adapt to the result of the previous draft."""
+        raise NotImplementedError
+
+    def observe(self, hidden: Tensor) -> None:
+        """Receive the model's hidden states (tokens, C), float32, of tokens that it has appended to the sequence."""
+
+    def restart(self) -> None:
+        """Forget the hidden states: the context restarts with a later part of the sequence."""
 
 
 def next_length(length: int, most: int, accepted: int, proposed: int) -> int:
@@ -29,7 +53,7 @@ def next_length(length: int, most: int, accepted: int, proposed: int) -> int:
     return min(most, 2 * length) if accepted == proposed else max(1, accepted)
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Drafts the tokens that followed the previous occurrence of a sequence's last tokens.
 
     The number of draft tokens adapts to the number of accepted ones, up to `most`. 0 disables drafts.
@@ -64,36 +88,49 @@ class PromptLookup:
         self.length = next_length(self.length, self.most, accepted, proposed)
 
 
-class DraftModel:
+class Drafts:
+    """A source of draft tokens for all sequences. proposed, accepted: number of draft tokens so far."""
+
+    MOST: int  # draft tokens per step by default
+
+    def __init__(self) -> None:
+        self.proposed = self.accepted = 0
+
+    def sequence(self, most: int, max_length: int) -> Drafter:
+        """The drafts of one sequence. most: maximum number of tokens per draft.    max_length: of the sequence."""
+        raise NotImplementedError
+
+
+class DraftModel(Drafts):
     """A smaller model with the same tokenizer, which proposes its most likely tokens.
 
     proposed, accepted: number of draft tokens so far, of all sequences.
     """
 
-    MOST = 8  # draft tokens per step by default
+    MOST = 8
 
     def __init__(self, model: Any) -> None:
         """ValueError: the model cannot take back tokens that are not accepted."""
+        super().__init__()
         self.runner = runner_of(model)
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
-        self.proposed = self.accepted = 0
         if model.encoder_decoder or not self.runner.supports_drafts:
             raise ValueError(
-                "the draft model must be an unmodified decoder with attention in all layers, on a CPU with the native "
-                "decoder"
+                "the draft model must be an unmodified decoder, except LSTM, on a CPU with the native decoder"
             )
 
     def sequence(self, most: int, max_length: int) -> "DraftSequence":
-        """The drafts of one sequence. most: maximum number of tokens per draft.    max_length: of the sequence."""
-        return DraftSequence(self, most or self.MOST, min(max_length, self.context or max_length))
+        """See `Drafts`."""
+        return DraftSequence(self, most, min(max_length, self.context or max_length))
 
 
-class DraftSequence:
+class DraftSequence(Drafter):
     """The drafts of a `DraftModel` for one sequence, with a separate KV cache."""
 
     def __init__(self, model: DraftModel, most: int, max_length: int) -> None:
+        self.cache = model.runner.new_cache(1, max_length, most)
+        most = min(most, self.cache.removable)
         self.model, self.most, self.length, self.max_length = model, most, min(most, 4), max_length
-        self.cache = model.runner.new_cache(1, max_length)
         self.cache.empty()
         self.cache.join()
         self.cached: list[int] = []
@@ -118,3 +155,74 @@ class DraftSequence:
         self.model.proposed += proposed
         self.model.accepted += accepted
         self.length = next_length(self.length, self.most, accepted, proposed)
+
+
+class PredictionHead(Drafts):
+    """The head of a model for multi-token prediction."""
+
+    MOST = 3
+
+    def __init__(self, model: Any) -> None:
+        """ValueError: the model has no head for multi-token prediction."""
+        super().__init__()
+        if getattr(model, "mtp", None) is None:
+            raise ValueError(
+                f"{setting('draft', 'mtp')}: the model has no head for multi-token prediction. Load a checkpoint that "
+                f"has one (mtp.* tensors, such as Qwen 3.5) with {setting('mtp', True)}"
+            )
+        self.context = model.config.context_length
+        self.runner: PredictionRunner | None = None
+        with suppress(UnsupportedError):  # otherwise the model has no native runner either, and gets no drafts
+            self.runner = PredictionRunner(model)
+
+    def sequence(self, most: int, max_length: int) -> Drafter:
+        """See `Drafts`."""
+        if self.runner is None:
+            return PromptLookup(0)
+        return PredictedSequence(self, self.runner, most, min(max_length, self.context or max_length))
+
+
+class PredictedSequence(Drafter):
+    """The drafts of a `PredictionHead` for one sequence, with a separate KV cache.
+
+    The cache contains a position for each hidden state of the model whose next token is known.
+    """
+
+    reads_hidden = True
+
+    def __init__(self, head: PredictionHead, runner: PredictionRunner, most: int, max_length: int) -> None:
+        self.head, self.runner, self.most, self.length = head, runner, most, min(most, 2)
+        self.cache = runner.new_cache(1, max_length + most)
+        self.hidden: list[Tensor] = []  # not yet in the cache
+        self.drafted = 0  # positions at the end of the cache that depend on draft tokens
+
+    def __call__(self, tokens: Sequence[int], room: int) -> list[int]:
+        """At most `room` draft tokens for `tokens`, whose last one has no hidden state yet."""
+        count, draft = min(self.length, room), list[int]()
+        if count < 1 or not self.hidden:
+            return []
+        self.cache.truncate(0, self.drafted)
+        hidden, self.hidden, self.drafted = torch.cat(self.hidden), [], count - 1
+        new = list(tokens[-len(hidden) :])
+        while True:
+            draft.append(int(self.runner.predict(new, hidden, self.cache).argmax()))
+            if len(draft) == count:
+                return draft
+            new, hidden = draft[-1:], hidden[-1:]
+
+    def observe(self, hidden: Tensor) -> None:
+        """Add hidden states, of one token more than the draft or of a part of the prompt."""
+        self.hidden.append(hidden)
+
+    def update(self, accepted: int, proposed: int) -> None:
+        """Count the accepted tokens, adapt the number of draft tokens, and forget hidden states of rejected ones."""
+        self.head.proposed += proposed
+        self.head.accepted += accepted
+        self.length = next_length(self.length, self.most, accepted, proposed)
+        if accepted < proposed:
+            self.hidden[-1] = self.hidden[-1][: accepted - proposed]
+
+    def restart(self) -> None:
+        """See `Drafter`."""
+        self.cache.clear(0)
+        self.hidden, self.drafted = [], 0

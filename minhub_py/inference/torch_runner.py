@@ -22,21 +22,27 @@ class Runner(Protocol):
 
     supports_drafts: bool  # whether several tokens per call are bitwise identical to one token per call
     kernels: str | None  # of the results with `exact`; None if they depend on the number of tokens per call
+    channels: int  # C of `hidden`; 0 if `supports_drafts` is False
 
-    def new_cache(self, rows: int, size: int) -> Cache:
-        """A cache for `forward` with `rows` rows of at most `size` positions."""
+    def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
+        """A cache for `forward` with `rows` rows of at most `size` positions.
+
+        drafts: maximum number of draft tokens per step. Limited by memory for recurrent layers: see `Cache.removable`.
+        """
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
         """Run the encoder of an encoder-decoder and fill the encoder cache of a row, before its first `forward`."""
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
-    ) -> Tensor:
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        hidden: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Append tokens to rows of a cache and return logits, valid until the next call.
 
         texts: {row: token IDs}, at least one token per row, in ascending order of the rows.
         every: return the logits of every token (tokens, V) instead of each row's last token (rows, V).
         exact: if `supports_drafts`, return the logits of token-by-token decoding even where that is slower.
+        hidden: of an unmodified model, receives the input of the head for every token, (tokens, C) float32.
         ValueError: the cache has too few positions.
         """
 
@@ -46,13 +52,14 @@ class TorchRunner:
 
     supports_drafts = False
     kernels: str | None = None
+    channels = 0
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self._mode: bool | None = None  # `model.training` at the time of `_in_eval_mode`
 
-    def new_cache(self, rows: int, size: int) -> Cache:
-        """See `Runner`."""
+    def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
+        """See `Runner`. Without drafts."""
         return self.model.new_cache(rows, size)
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
@@ -62,23 +69,33 @@ class TorchRunner:
             one_row.set_encoder(self._call_in_eval_mode(lambda model: model.encode(idx)))
 
     def forward(
-        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False
-    ) -> Tensor:
+        self, texts: Mapping[int, Sequence[int]], cache: Cache, every: bool = False, exact: bool = False,
+        hidden: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """See `Runner`."""
         if all(len(ids) == 1 for ids in texts.values()) and list(texts) == list(range(len(cache.lengths))):
-            return self._logits(list(texts.values()), cache)[:, -1]
-        parts = []
+            return self._logits(list(texts.values()), cache, hidden=hidden)[:, -1]
+        parts, first = [], 0
         for row, ids in texts.items():
             with cache.row(row) as one_row:
-                chunks = [
-                    self._logits([ids[start : start + CHUNK]], one_row, every)[0] for start in range(0, len(ids), CHUNK)
-                ]
+                chunks = []
+                for start in range(0, len(ids), CHUNK):
+                    chunk = ids[start : start + CHUNK]
+                    states = None if hidden is None else hidden[first : first + len(chunk)]
+                    chunks.append(self._logits([chunk], one_row, every, states)[0])
+                    first += len(chunk)
             parts += chunks if every else chunks[-1:]
         return torch.cat(parts)
 
-    def _logits(self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False) -> Tensor:
-        """Logits (B, T, V) with `every`, else of the last position (B, 1, V)."""
+    def _logits(
+        self, rows: Sequence[Sequence[int]], cache: Cache, every: bool = False, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) with `every`, else of the last position (B, 1, V). hidden: see `Runner`."""
         idx = self._tensor(rows)
+        if hidden is not None:
+            x = self._call_in_eval_mode(lambda model: model.hidden(idx, cache))
+            hidden.copy_(x.flatten(0, 1))
+            return self._call_in_eval_mode(lambda model: model.logits(x if every else x[:, -1:]))
         return self._call_in_eval_mode(
             lambda model: all_logits(model, idx, cache) if every else last_logits(model, idx, cache)
         )

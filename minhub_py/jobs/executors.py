@@ -60,7 +60,7 @@ class Worker:
         loading = dict(self.loading)
         checkpoint = open_checkpoint(self.model, loading.pop("revision", "main"))
         tokenizer = read_tokenizer(checkpoint.path)
-        model = load(checkpoint, **loading)
+        model = load(checkpoint, **loading, mtp=self.settings.get("draft") == "mtp")
         task = TASKS[self.task]
         computed = computation(model, self.task)
         no_result = [dict.fromkeys(column.name for column in task.all_columns(self.settings))]

@@ -120,14 +120,16 @@ def generate(
 ) -> list[Results]:  # fmt: skip
     """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk.
 
-    draft: the identifier of a draft model.
+    draft: the identifier of a draft model, or "mtp" for the model's head for multi-token prediction.
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import generate as generate_ids
 
     if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
         settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
-    drafts = None if draft is None else draft_model(draft, tokenizer, str(next(model.parameters()).device))
+    drafts: Any = draft
+    if draft not in (None, "mtp"):
+        drafts = draft_model(draft, tokenizer, str(next(model.parameters()).device))
     results: list[Results] = []
     for batch in memory_batches(texts, settings["max_new_tokens"]):
         seeds = [(seed + text.row) % 2**63 for text in batch]

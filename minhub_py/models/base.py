@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead
-from minhub_py.models.steps import HiddenStates, Logits, Step
+from minhub_py.models.steps import HeadStep, HiddenStates, Logits, Step
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -145,6 +145,14 @@ class LanguageModel(nn.Module):
         """
         raise NotImplementedError
 
+    def mtp_layout(self) -> Layout:
+        """The cache of a head for multi-token prediction (mtp.py), for models with such a head."""
+        raise NotImplementedError
+
+    def mtp_steps(self) -> Iterator[HeadStep]:
+        """The computation of a head for multi-token prediction as data."""
+        raise NotImplementedError
+
     def forward(self, idx: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the logits of the next token at each position.
 
@@ -180,15 +188,16 @@ class LanguageModel(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0) -> Cache:
+    def new_cache(self, batch_size: int, max_length: int, lookahead: int = 0, drafts: int = 0) -> Cache:
         """Allocate a cache with the model's dtype and device.
 
         Args:
             batch_size: Number of rows.
             max_length: Maximum number of positions per row.
             lookahead: Additional positions of layers with a window, for runners that reject draft tokens.
+            drafts: Additional states of recurrent layers, the maximum number of draft tokens to reject.
         """
-        return Cache(self.cache_layout(), batch_size, max_length, lookahead, like=next(self.parameters()))
+        return Cache(self.cache_layout(), batch_size, max_length, lookahead, next(self.parameters()), drafts)
 
     def check(self, idx: Any, cache: Cache | None) -> None:
         """TypeError, ValueError: see `forward`."""

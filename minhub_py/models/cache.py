@@ -6,51 +6,22 @@ the cache, builds masks and computes attention (`Past.attend`).
 
 A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The native runner stores
 several tokens before the first of them attends, and rejects draft tokens; its rings have `lookahead` additional slots.
+A recurrent layer has a ring of states in the same way: the state after n positions is in slot n % size. One slot is
+sufficient without draft tokens; each additional slot permits to remove one more position.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minhub_py.models.cache_layout import EncoderCache, EncoderKeyValues, KeyValues, Layout, State, shapes_of
 from minhub_py.models.layers import attention, attention_weights, local_attention
 
-
-@dataclass(frozen=True)
-class KeyValues:
-    """An attention layer: keys and values of `heads` KV heads (G) of `size` numbers (D).
-
-    window: number of positions that a query attends to, including its own; None for all previous positions.
-    """
-
-    heads: int
-    size: int
-    window: int | None = None
-
-
-@dataclass(frozen=True)
-class State:
-    """A recurrent layer: one tensor per shape and row. dtype: None for the model's dtype."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype | None = None
-
-
-@dataclass(frozen=True)
-class EncoderKeyValues:
-    """A cross-attention layer: keys and values of the encoder, one per encoder position, fixed during decoding."""
-
-    heads: int
-    size: int
-
-
-LayerCache = KeyValues | State | EncoderKeyValues
-Layout = Sequence[LayerCache]
-EncoderCache = Mapping[int, tuple[Tensor, Tensor]]  # cross-attention layer -> keys and values (B, H, E, D)
+__all__ = ["Cache", "EncoderCache", "EncoderKeyValues", "KeyValues", "Layout", "Past", "State", "shapes_of"]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -63,7 +34,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 class Cache:
     """Buffers for several rows, which may contain different numbers of positions.
 
-    layers: the tensors of each layer, (rows, …): keys and values (rows, G, size, D), or the recurrent state.
+    layers: the tensors of each layer: keys and values (rows, G, size, D), or the recurrent states (rows, slots, …).
+    removable: number of positions that `truncate` can remove from a row.
     dtype: dtype of keys and values, and of a state without its own dtype.
     lengths: number of positions of each row in use; the buffers may have room for more rows.
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
@@ -72,14 +44,19 @@ class Cache:
     gradient flows from one call to the next.
     """
 
-    def __init__(self, layout: Layout, rows: int, max_length: int, lookahead: int, like: Tensor) -> None:
+    def __init__(
+        self, layout: Layout, rows: int, max_length: int, lookahead: int, like: Tensor, drafts: int = 0
+    ) -> None:
         self.layout = list(layout)
         self.bounded = any(isinstance(layer, KeyValues) for layer in self.layout)  # a state has no maximum length
         self.max_length = max_length
+        has_window = any(isinstance(layer, KeyValues) and layer.window is not None for layer in self.layout)
+        has_state = any(isinstance(layer, State) for layer in self.layout)
+        self.removable = drafts if has_state else lookahead if has_window else max_length
         self.dtype = like.dtype
         self.layers = [
             [zeros((rows, *shape), (layer.dtype if isinstance(layer, State) else None) or like.dtype, like.device)
-             for shape in shapes_of(layer, max_length, lookahead)]
+             for shape in shapes_of(layer, max_length, lookahead, drafts)]
             for layer in self.layout
         ]  # fmt: skip
         self.lengths = [0] * rows
@@ -117,7 +94,11 @@ class Cache:
         self.lengths[row] = 0
 
     def truncate(self, row: int, count: int) -> None:
-        """Remove the last `count` positions of a row: at most `lookahead` with a window; unsupported for a state."""
+        """Remove the last `count` positions of a row.
+
+        With a recurrent state, these positions must come from the native runner: a call of `forward` stores its last
+        state only.
+        """
         self.lengths[row] -= count
 
     def select(self, rows: list[int]) -> None:
@@ -135,7 +116,7 @@ class Cache:
         for layer, targets, tensors in zip(self.layout, self.layers, source.layers, strict=True):
             for target, tensor in zip(targets, tensors, strict=True):
                 if isinstance(layer, State):
-                    target[row] = tensor[from_row]
+                    target[row, length % target.size(1)] = tensor[from_row, length % tensor.size(1)]
                 else:
                     positions = source.encoder_lengths[from_row] if isinstance(layer, EncoderKeyValues) else length
                     filled = min(positions, tensor.size(2))
@@ -148,7 +129,8 @@ class Cache:
         single.layers = []
         for layer, tensors in zip(self.layout, self.layers, strict=True):
             if isinstance(layer, State):
-                single.layers.append([tensor[row : row + 1].clone() for tensor in tensors])
+                slot = self.lengths[row] % tensors[0].size(1)
+                single.layers.append([tensor[row : row + 1, slot : slot + 1].clone() for tensor in tensors])
             else:
                 filled = self.encoder_lengths[row] if isinstance(layer, EncoderKeyValues) else self.lengths[row]
                 single.layers.append([tensor[row : row + 1, :, :filled].clone() for tensor in tensors])
@@ -159,6 +141,14 @@ class Cache:
     def size(self) -> int:
         """Bytes of the buffers."""
         return sum(tensor.nbytes for tensors in self.layers for tensor in tensors)
+
+    @property
+    def slot_counts(self) -> list[int]:
+        """The number of slots of each layer: of positions or, in a recurrent layer, of states."""
+        return [
+            tensors[0].size(1 if isinstance(layer, State) else 2)
+            for layer, tensors in zip(self.layout, self.layers, strict=True)
+        ]
 
     def has_prefix(self, row: int, length: int) -> bool:
         """Whether the cache of a row's first `length` positions is available: no ring has overwritten any of them.
@@ -247,22 +237,23 @@ class Cache:
         return k, v, (torch.arange(E, device=k.device) < lengths.unsqueeze(1))[:, None, None]
 
     def state(self, layer: int) -> list[Tensor]:
-        """The state of a recurrent layer, (B, …) each."""
-        return [tensor[: len(self.lengths)] for tensor in self.layers[layer]]
+        """The state of a recurrent layer after the cached positions, (B, …) each."""
+        return [tensor[self.slots(tensor)] for tensor in self.layers[layer]]
 
-    def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
-        """Store the state of a recurrent layer, detached: backpropagation is truncated between calls."""
-        for buffer, tensor in zip(self.state(layer), tensors, strict=True):
-            buffer.copy_(tensor.detach())
+    def set_state(self, layer: int, tensors: Sequence[Tensor], count: int) -> None:
+        """Store the state of a recurrent layer after `count` new positions.
 
+        It is detached: backpropagation is truncated between calls.
+        """
+        for buffer, tensor in zip(self.layers[layer], tensors, strict=True):
+            buffer[self.slots(buffer, count)] = tensor.detach().to(buffer.dtype)
 
-def shapes_of(layer: LayerCache, max_length: int, lookahead: int) -> Sequence[tuple[int, ...]]:
-    """The shapes of a layer's tensors for one row."""
-    if isinstance(layer, State):
-        return layer.shapes
-    window = layer.window if isinstance(layer, KeyValues) else None
-    size = max_length if window is None else min(window + lookahead, max_length)
-    return [(layer.heads, size, layer.size)] * 2
+    def slots(self, states: Tensor, count: int = 0) -> tuple[slice | list[int], int | list[int]]:
+        """Index of each row's state, in a ring (rows, slots, …), after `count` more positions."""
+        rows, size = len(self.lengths), states.size(1)
+        if size == 1:  # a view, which does not depend on the lengths: torch.compile would recompile for each
+            return slice(rows), 0
+        return list(range(rows)), [(length + count) % size for length in self.lengths]
 
 
 class Past:
@@ -430,7 +421,7 @@ class Past:
     def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
         """Store the state of a recurrent layer."""
         if self.cache is not None:
-            self.cache.set_state(layer, tensors)
+            self.cache.set_state(layer, tensors, self.length)
 
     def finish(self) -> None:
         """Count the new positions. A call that fails before leaves the cache unchanged."""

@@ -8,6 +8,8 @@ Sources
     Hub docs: `transformers`, model_types "qwen3_5_text", "qwen3_5_moe_text" and "qwen3_next", and "qwen3_5" and
     "qwen3_5_moe" (with images; only their text model is supported).
 
+    The head for multi-token prediction (mtp.py) is loaded on request only.
+
 Differences from similar architectures
     Qwen 3    has softmax attention in every layer, without a gate, and rotates whole heads. Its norms multiply by their
               weight; here they multiply by 1 + weight, except the norm of DeltaNet.
@@ -29,16 +31,17 @@ from torch import Tensor, nn
 
 from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past, State
+from minhub_py.models.cache import Cache, KeyValues, Layout, Past, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
+from minhub_py.models.mtp import MultiTokenPrediction
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated, unavailable
-from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, HeadStep, Linear, Logits, Norm, Rotate, Step
 
 
 class GatedNorm(nn.Module):
@@ -116,14 +119,13 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: "Qwen35Config", layer: int) -> None:
+    def __init__(self, config: "Qwen35Config", layer: int, attends: bool, sparse: bool) -> None:
         super().__init__()
-        attends = config.kinds[layer] == "full_attention"
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         self.self_attn = Attention(config, layer) if attends else None
         self.linear_attn = None if attends else GatedDeltaNet(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
-        C, act, sparse = config.hidden_size, config.hidden_act, config.is_sparse(layer)
+        C, act = config.hidden_size, config.hidden_act
         routing = Routing(config.num_experts_per_tok, normalize=config.norm_topk_prob)
         inner = config.moe_intermediate_size
         self.mlp = (
@@ -144,6 +146,28 @@ class Block(nn.Module):
             x = x + self.shared_expert(h)
         return x + self.mlp(h)
 
+    def steps(self, rope: rotary.Rope, activation: str) -> Iterator[Step]:
+        attn, delta, mlp = self.self_attn, self.linear_attn, self.mlp
+        yield Norm(self.input_layernorm)
+        if attn is not None:
+            heads = attn.heads, attn.kv_heads
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Rotate(*heads, rope, attn.q_norm, attn.k_norm, gate=True)
+            yield Attend(*heads, attn.scale, gate=True, dropout=attn.dropout)
+            yield Add(attn.o_proj)
+        elif delta is not None:
+            yield Linear([delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a])
+            heads = delta.heads, delta.key_heads
+            yield DeltaRule(*heads, delta.conv1d, activation, delta.A_log, delta.dt_bias, delta.norm)
+            yield Add(delta.out_proj)
+        yield Norm(self.post_attention_layernorm)
+        if self.shared_expert is not None:
+            yield from self.shared_expert.parallel_steps(self.post_attention_layernorm)
+        if isinstance(mlp, Mixture):
+            yield mlp.step()
+        else:
+            yield from mlp.steps()
+
 
 class Qwen35(LanguageModel):
     config: "Qwen35Config"
@@ -153,11 +177,18 @@ class Qwen35(LanguageModel):
         self.config = config
         self.rope = rotary.rope_of(config.rope, config.rotated)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, layer, kind == "full_attention", config.is_sparse(layer))
+            for layer, kind in enumerate(config.kinds)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1)
         # A tied head is the token embedding itself and has no parameter.
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.mtp = None
+        if config.mtp_layers:  # its layer is the first one of its own cache
+            block = Block(config, 0, True, config.model_type != "qwen3_5_text")
+            self.mtp = MultiTokenPrediction(config.hidden_size, config.rms_norm_eps, 1, block)
         self.init_weights(config.initializer_range)
 
     def body(self, idx: Tensor, past: Past) -> Tensor:
@@ -170,9 +201,23 @@ class Qwen35(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
+    def predict(self, idx: Tensor, hidden: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, V) of the token after idx (B, T), and h' (B, T, C), by the head for multi-token prediction.
+
+        hidden: (B, T, C), the model's `hidden` before each token of idx, or h'.    cache: with `mtp_layout`.
+        """
+        assert self.mtp is not None
+        past = Past(idx, cache)
+        x = self.mtp(self.embed_tokens(idx), hidden, past, Rotation(self.rope, past.positions, hidden.dtype))
+        past.finish()
+        return self.logits(x), x
+
+    def mtp_layout(self) -> Layout:
+        return [KeyValues(self.config.num_key_value_heads, self.config.head_dim)]
+
     def cache_layout(self) -> Layout:
         config = self.config
-        keys = KeyValues(config.num_key_value_heads, config.head_dim)
+        [keys] = self.mtp_layout()
         inputs = (config.linear_conv_kernel_dim - 1, config.conv_channels)
         matrices = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
         state = State((inputs, matrices), torch.float32)
@@ -180,29 +225,15 @@ class Qwen35(LanguageModel):
 
     def steps(self) -> Iterator[Step]:
         block: Any
-        act = self.config.hidden_act
         yield Embed(self.embed_tokens)
         for block in self.layers:
-            attn, delta, mlp = block.self_attn, block.linear_attn, block.mlp
-            yield Norm(block.input_layernorm)
-            if attn is not None:
-                heads = attn.heads, attn.kv_heads
-                yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
-                yield Rotate(*heads, self.rope, attn.q_norm, attn.k_norm, gate=True)
-                yield Attend(*heads, attn.scale, gate=True, dropout=attn.dropout)
-                yield Add(attn.o_proj)
-            else:
-                yield Linear([delta.in_proj_qkv, delta.in_proj_z, delta.in_proj_b, delta.in_proj_a])
-                heads = delta.heads, delta.key_heads
-                yield DeltaRule(*heads, delta.conv1d, act, delta.A_log, delta.dt_bias, delta.norm)
-                yield Add(delta.out_proj)
-            yield Norm(block.post_attention_layernorm)
-            if block.shared_expert is not None:
-                yield from block.shared_expert.parallel_steps(block.post_attention_layernorm)
-                yield mlp.step()
-            else:
-                yield from mlp.steps()
+            yield from block.steps(self.rope, self.config.hidden_act)
         yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
+
+    def mtp_steps(self) -> Iterator[HeadStep]:
+        assert self.mtp is not None
+        yield from self.mtp.steps(self.embed_tokens, self.rope, self.config.hidden_act)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
@@ -220,7 +251,7 @@ class Qwen35Config(HeadSettings):
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
     # The state is float32 for all dtypes, as in transformers.
     ONLY_VALUE: ClassVar = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
-    # mtp: layers for multi-token prediction, not loaded.
+    # mtp_num_hidden_layers: see mtp_layers.
     NO_EFFECT: ClassVar = frozenset(
         {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "router_aux_loss_coef"}
     )
@@ -244,6 +275,7 @@ class Qwen35Config(HeadSettings):
     norm_topk_prob: bool = field(default=True, metadata=NEXT)
     decoder_sparse_step: int = field(default=1, metadata=NEXT)  # each n-th layer has experts
     mlp_only_layers: list[int] | None = field(default_factory=list)  # layers without experts, of qwen3_next
+    mtp_layers: int = field(default=0, metadata={"range": (0, 1)})  # of multi-token prediction; on request
     num_hidden_layers: int = field(default=32, metadata={"range": (1, 4096)})
     num_attention_heads: int = 16
     num_key_value_heads: int = 4
@@ -326,6 +358,8 @@ class Qwen35Config(HeadSettings):
         absent = unavailable(self, self.model_type)
         settings = {name: value for name, value in self.without_head().items() if name not in absent}
         del settings["full_attention_interval"]
+        if settings.pop("mtp_layers"):
+            settings["mtp_num_hidden_layers"] = 1
         settings["mlp_only_layers"] = settings["mlp_only_layers"] or []
         if self.model_type != "qwen3_next":
             del settings["mlp_only_layers"]

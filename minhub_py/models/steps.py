@@ -35,6 +35,18 @@ class Embed:
 
 
 @dataclass(frozen=True, eq=False)
+class PredictionInputs:
+    """h = token_norm(rows of `tokens`) and hidden_norm(hidden states of the model) side by side, (B, T, 2C).
+
+    The first step of a head for multi-token prediction; see models/mtp.py. Both norms have the same epsilon.
+    """
+
+    tokens: EmbeddingLayer
+    token_norm: RMSNorm
+    hidden_norm: RMSNorm
+
+
+@dataclass(frozen=True, eq=False)
 class AddPositions:
     """x = h = h + rows of `positions`. first: the row of position 0.
 
@@ -311,6 +323,9 @@ Step = (
     | Linear | Rotate | NormValues | Attend | CrossAttend | CacheEncoder | DeltaRule | ShortConvolution | Gate | Add
     | Experts | Recurrent | LayerInputs | GateLayerInput | ScaleResidual | Logits | HiddenStates
 )  # fmt: skip
+
+
+HeadStep = Step | PredictionInputs  # of a head for multi-token prediction
 
 
 def unreachable(step: NoReturn) -> NoReturn:

@@ -13,6 +13,7 @@ from r_bridge.objects import Model, Session, StateDict, Tokenizer
 def from_pretrained(
     session: Session, identifier: str, revision: str, family: str | None, device: str, dtype: str,
     quantize: str | None, token: str | None, local_files_only: bool, adapter: str | None = None,
+    mtp: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
     from minhub_py.adapters.loading import adapter_folders
@@ -27,7 +28,7 @@ def from_pretrained(
     if adapter is not None:
         [checkpoint.adapter] = adapter_folders(adapter, token=token, local_files_only=local_files_only).values()
     files = signature(checkpoint.path)  # before loading, to detect later changes of the files
-    module = load(checkpoint, device=device, dtype=dtype, quantize=quantize)
+    module = load(checkpoint, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
     model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
     return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
 

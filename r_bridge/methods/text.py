@@ -23,11 +23,12 @@ def generate(
     session: Session, model: Model, prompts: Any, tokenizer: Tokenizer | None, max_new_tokens: int,
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0, min_p: float | None = None,
-    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None, draft: Model | None = None,
+    presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None,
+    draft: Model | str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft tokens.
 
-    stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
+    stream: also send the text of the only prompt as it is generated.    draft: a smaller model, or "mtp".
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
@@ -80,11 +81,13 @@ def generate(
     }  # fmt: skip
 
 
-def draft_model(model: Model, draft: Model) -> Any:
+def draft_model(model: Model, draft: Model | str) -> Any:
     """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.speculative import DraftModel
+    from minhub_py.inference.speculative import DraftModel, PredictionHead
 
+    if isinstance(draft, str):
+        return PredictionHead(model.module)
     tokenizers = [tok for tok in (model.optional_tokenizer(), draft.optional_tokenizer()) if tok is not None]
     if len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise ValueError("draft must be a model with the tokenizer of the model: it has another vocabulary")

@@ -108,7 +108,7 @@ def test_what_a_cache_keeps(load) -> None:
     model = minhub_py.from_pretrained(folder, device="cpu", dtype="bfloat16")
     cache = model.new_cache(2, 50)
     assert [[tuple(tensor.shape) for tensor in layer] for layer in cache.layers] == [
-        [(2, 2, 50, 16)] * 2, [(2, 3, 80), (2, 4, 8, 12)],
+        [(2, 2, 50, 16)] * 2, [(2, 1, 3, 80), (2, 1, 4, 8, 12)],
     ] * 2  # fmt: skip
     assert [tensor.dtype for layer in cache.layers for tensor in layer] == [
         *[torch.bfloat16] * 2,
@@ -134,11 +134,6 @@ def test_a_text_that_begins_like_another(load) -> None:
                 generated[event.row].append(event.id)
         for row, ids in ((first, start), (second, start + more)):
             assert generated[row] == minhub_py.generate(model, [ids], 12, temperature=0, eos_id=None)[0]
-
-
-def test_no_drafts_are_made(load) -> None:
-    assert not runner_of(load("qwen3_5_text")[1]).supports_drafts
-    assert runner_of(load("qwen3_5_text-attends")[1]).supports_drafts  # where nothing but keys and values is kept
 
 
 @pytest.mark.parametrize("names", ["model.language_model.", "language_model.model."])

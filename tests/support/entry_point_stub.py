@@ -43,6 +43,7 @@ def {name}_from_pretrained(
     quantize: str | None = None,
     parallel: str | None = None,
     adapter: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
+    mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
 ) -> {model}: ...

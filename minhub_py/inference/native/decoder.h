@@ -39,7 +39,7 @@ enum { FLOAT32, BFLOAT16, FLOAT16, INT8, NF4, MXFP4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_
 enum { NONE, GELU, GELU_TANH, RELU, SILU, TANH, SIGMOID };
 enum { EMBED, NORM, LINEAR, ADD, ATTEND, LSTM, LOGITS, RMS_NORM, ROTATE, GATE, SAVE, COPY, ROUTE, EXPERTS, COMBINE,
        POSITIONS, DELTA_RULE, CROSS_ATTEND, ENCODER_CACHE, TYPES, STORE, HIDDEN_STATES, SHORT_CONVOLUTION,
-       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN };
+       NORM_VALUES, LAYER_INPUTS, GATE_INPUT, SCALE, JOIN, PREDICTION_INPUTS };
 
 #define NF4_UNIT 68      /* bytes of 128 NF4 weights */
 #define MAX_TOKENS 128   /* per product */
@@ -75,16 +75,18 @@ typedef struct {
                               its pointers, and the biases (experts, outputs) or NULL; DELTA_RULE: the convolution (taps,
                               channels), the norm of each head's output; SHORT_CONVOLUTION: the convolution; ENCODER_CACHE:
                               projections to keys and values; NORM_VALUES: ones; LAYER_INPUTS: rows to look up, the norm
-                              of a layer's part; ATTEND: second is a bias table by head and distance from -reach to reach,
-                              or NULL */
+                              of a layer's part; PREDICTION_INPUTS: rows to look up, their norm; ATTEND: second is a bias
+                              table by head and distance from -reach to reach, or NULL */
     matrix low_a, low_b;  /* LINEAR, ADD, LOGITS, ROUTE: the factors of an adapter, float32 (rank, inputs) and (outputs,
                              rank), whose product is added to the layer before the bias; NULL: none */
     const float *bias;    /* NORM, LINEAR, ADD, LSTM, LOGITS, ROUTE; ROTATE: by position, cos and sin for queries, then
-                             for keys; ATTEND: one sink per head, or NULL; SCALE: the factor; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
+                             for keys; ATTEND: one sink per head, or NULL; SCALE: the factor; PREDICTION_INPUTS: norm
+                             of the hidden states; SHORT_CONVOLUTION; DELTA_RULE: decay factors of the heads, then
                              their softplus biases */
     union {               /* parameters by kind */
         struct { float scale; } embed;      /* of token embeddings; 0: none */
-        struct { float epsilon, scale; } norm; /* NORM, RMS_NORM, and ADD with a norm; ADD: factor of the outputs, 0: none */
+        struct { float epsilon, scale; } norm; /* NORM, RMS_NORM, PREDICTION_INPUTS, and ADD with a norm; ADD: factor of the
+                                                  outputs, 0: none */
         struct { int32_t heads, kv_heads, head_size, gate, rotated; float epsilon; } rotate; /* gate, rotated: sizes */
         struct {                            /* ATTEND, CROSS_ATTEND, ENCODER_CACHE */
             int32_t heads, kv_heads, head_size;
@@ -133,13 +135,16 @@ typedef struct {
     const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
                                      its text (encoder), whose tokens follow each other */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
-    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs, float32 */
-    void *const *values;  /* by layer: the same; LSTM: c (B, H); DELTA_RULE: state (B, H, K, V), float32 */
-    const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size */
+    void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, size, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs,
+                             float32 (B, size, taps - 1, channels) */
+    void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32 */
+    const int64_t *sizes; /* by layer: slots of the cache; position p is in slot p % size, the state after n positions in
+                             slot n % size */
     int32_t cache_dtype, threads;
     const int64_t *outputs; /* indices of the tokens whose logits are requested */
     int64_t output_count;
     float *logits;        /* (output_count, V), or (output_count, C) of HIDDEN_STATES */
+    float *hidden;        /* (tokens, C): gets the inputs of LOGITS, of all tokens, or NULL; PREDICTION_INPUTS reads it first */
     float *x, *h, *g, *saved, *inputs; /* buffers (tokens, width); inputs: of LAYER_INPUTS */
     float *low;           /* buffer (MAX_TOKENS, width) for the product with low_a */
     float *codes;         /* buffer of MAX_CHOICES floats, followed by MAX_TOKENS * (width * 5 / 4 + BF16_PADDING) 16-bit numbers */
@@ -230,9 +235,10 @@ typedef struct {
     void (*gate)(const float *, const float *, float *, int64_t, int);
     void (*soft_cap)(float *, int64_t, float);
     void (*gate_interleaved)(const float *, const float *, int64_t, float, float, float *);
-    void (*convolve)(float *, const float *, int64_t, int64_t, float *, int64_t, int);
+    void (*convolve)(const float *, float *, const float *, int64_t, int64_t, float *, int64_t, int);
     void (*normalize_length)(float *, float, int64_t);
-    void (*delta_rule)(float *, const float *, const float *, const float *, float, float, int64_t, int64_t, float *);
+    void (*delta_rule)(const float *, float *, const float *, const float *, const float *, float, float, int64_t, int64_t,
+                       float *);
 } kernel_table;
 
 extern kernel_table kernels;

@@ -25,7 +25,8 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
          "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
          "hidden_states": 21, "short_convolution": 22,
-         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26, "join": 27}  # fmt: skip
+         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26, "join": 27,
+         "prediction_inputs": 28}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS, REPLACES = 4, 8, 2, 4, 1
@@ -37,6 +38,13 @@ QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; weights that are unp
 
 class UnsupportedError(Exception):
     """The reason why a model needs `TorchRunner`."""
+
+
+def code_of(activation: str | None) -> int:
+    """The number of an activation. UnsupportedError: it has no C implementation."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {activation}")
+    return ACTIVATIONS.get(activation or "", 0)
 
 
 integer_array, pointer_array = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
@@ -108,7 +116,8 @@ class Call(ctypes.Structure):
         ("encoder_lengths", integer_array), ("types", integer_array), ("keys", pointer_array),
         ("values", pointer_array), ("sizes", integer_array), ("cache_dtype", ctypes.c_int32),
         ("threads", ctypes.c_int32), ("outputs", integer_array), ("output_count", ctypes.c_int64),
-        ("logits", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p), ("g", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("x", ctypes.c_void_p), ("h", ctypes.c_void_p),
+        ("g", ctypes.c_void_p),
         ("saved", ctypes.c_void_p), ("inputs", ctypes.c_void_p), ("low", ctypes.c_void_p),
         ("codes", ctypes.c_void_p), ("width", ctypes.c_int64), ("scratch", ctypes.c_void_p),
         ("scratch_width", ctypes.c_int64),
@@ -116,7 +125,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 26 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 27 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")

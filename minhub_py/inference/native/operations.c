@@ -313,6 +313,11 @@ static void token_chunk(void *context, int64_t chunk, int thread) {
             break;
         }
         case LAYER_INPUTS: layer_inputs(op, c, in, m); break;
+        case PREDICTION_INPUTS:
+            kernels.unpack_row(&op->weight, c->ids[m], in);
+            kernels.rms_norm(in, op->second.data, op->norm.epsilon, columns, in);
+            kernels.rms_norm(c->hidden + m * columns, op->bias, op->norm.epsilon, columns, in + columns);
+            break;
         case GATE_INPUT: {
             const int64_t size = op->inputs.size;
             kernels.gate(in, c->inputs + m * c->width + op->layer * size, in, size, op->activation);
@@ -365,23 +370,24 @@ static void fill_encoder_cache(const operation *op, const call *c, float *in, fl
 
 /* An LSTM layer. The tokens of a sequence run one after another, because each needs the previous state; so `rows` is divided
  * where it does not ascend, and the tokens of a part take their step together. The products with the inputs do not wait
- * for a state. The state is (B, H); gates (tokens, 4H) is a buffer. */
+ * for a state. The state is (B, size, H); gates (tokens, 4H) is a buffer. */
 static void lstm(const operation *op, const call *c, float *in, float *out, float *gates, int alone) {
-    const int64_t H = op->second.columns, width = c->width;
+    const int64_t H = op->second.columns, width = c->width, size = c->sizes[op->layer];
     operation part = {.kind = LINEAR, .weight = op->weight, .bias = op->bias};
     linear(&part, c, in, gates, c->tokens, alone);
     part = (operation){.kind = ADD, .weight = op->second};
     for (int64_t first = 0, end; first < c->tokens; first = end) {
         for (end = first + 1; end < c->tokens && c->rows[end] > c->rows[end - 1];) end++;
         for (int64_t m = first; m < end; m++)
-            fetch(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
+            fetch(c->keys[op->layer], (c->rows[m] * size + c->positions[m] % size) * H, out + m * width, H, c->cache_dtype);
         linear(&part, c, out + first * width, gates + first * width, end - first, alone);
         for (int64_t m = first; m < end; m++) {
             float *cell = c->scratch;
-            fetch(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+            const int64_t row = c->rows[m] * size, after = row + (c->positions[m] + 1) % size;
+            fetch(c->values[op->layer], (row + c->positions[m] % size) * H, cell, H, c->cache_dtype);
             kernels.lstm_cell(gates + m * width, out + m * width, cell, H);
-            store(c->keys[op->layer], c->rows[m] * H, out + m * width, H, c->cache_dtype);
-            store(c->values[op->layer], c->rows[m] * H, cell, H, c->cache_dtype);
+            store(c->keys[op->layer], after * H, out + m * width, H, c->cache_dtype);
+            store(c->values[op->layer], after * H, cell, H, c->cache_dtype);
         }
     }
 }
@@ -564,6 +570,20 @@ static void combine_chunk(void *context, int64_t chunk, int thread) {
         }
 }
 
+typedef struct { /* slots of a row's state, before and after a token */
+    int64_t before, after;
+} slots;
+
+/* The slots of token m, given those of token m - 1. Only the last `size` states of a row are stored: draft tokens can be
+ * rejected. The tokens before them update one slot in place, which stays in the processor's cache. */
+static slots slots_of(const call *c, int64_t size, int64_t m, slots previous) {
+    const int64_t position = c->positions[m], later = m + size, row = c->rows[m];
+    slots next = {.before = m && c->rows[m - 1] == row ? previous.after : position % size};
+    const int in_place = later < c->tokens && c->rows[later] == row;
+    next.after = in_place ? next.before : (position + 1) % size;
+    return next;
+}
+
 /* One group of a gated delta rule layer: a head of queries and keys and the value heads that share it, with their part of
  * the convolution. Groups are independent. The tokens of a sequence run one after another, because each needs the previous
  * state. */
@@ -574,23 +594,28 @@ static void delta_chunk(void *context, int64_t group, int thread) {
     const int64_t H = op->delta_rule.heads, G = op->delta_rule.key_heads, K = op->delta_rule.key_size, V = op->second.columns, per_group = H / G;
     const int64_t taps = op->weight.rows, channels = op->weight.columns;
     const int64_t starts[] = {group * K, (G + group) * K, 2 * G * K + group * per_group * V}, sizes[] = {K, K, per_group * V};
+    const int64_t size = c->sizes[op->layer], reach = (taps - 1) * channels;
+    slots at = {0};
     for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
+        const int64_t before = c->rows[m] * size + at.before, after = c->rows[m] * size + at.after;
         float *in = t->in + m * c->width; /* q, k and v of all heads, then z, beta and decay inputs */
-        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels;
+        float *windows = c->keys[op->layer], *states = c->values[op->layer];
         for (int i = 0; i < 3; i++)
-            kernels.convolve(window + starts[i], (const float *)op->weight.data + starts[i], taps, channels,
-                             in + starts[i], sizes[i], op->activation);
+            kernels.convolve(windows + before * reach + starts[i], windows + after * reach + starts[i],
+                             (const float *)op->weight.data + starts[i], taps, channels, in + starts[i], sizes[i],
+                             op->activation);
         float *q = in + starts[0], *k = in + starts[1];
         kernels.normalize_length(q, 1 / sqrtf(K), K);
         kernels.normalize_length(k, 1, K);
         for (int64_t head = group * per_group; head < (group + 1) * per_group; head++) {
-            float *state = (float *)c->values[op->layer] + (c->rows[m] * H + head) * K * V;
             float *out = t->out + m * c->width + head * V;
             const float *v = in + 2 * G * K + head * V, *z = in + channels + head * V;
             const float *numbers = in + channels + H * V + head;
             const float speed = numbers[H] + op->bias[H + head];
             const float decay = expf(op->bias[head] * (speed > 20 ? speed : log1pf(expf(speed)))); /* of softplus */
-            kernels.delta_rule(state, q, k, v, decay, 1 / (1 + expf(-numbers[0])), K, V, out);
+            kernels.delta_rule(states + (before * H + head) * K * V, states + (after * H + head) * K * V, q, k, v, decay,
+                               1 / (1 + expf(-numbers[0])), K, V, out);
             kernels.rms_norm(out, op->second.data, op->delta_rule.epsilon, V, out);
             kernels.gate(z, out, out, V, SILU);
         }
@@ -603,13 +628,16 @@ static void short_convolution_chunk(void *context, int64_t chunk, int thread) {
     const operation *op = t->op;
     const call *c = t->c;
     const int64_t taps = op->weight.rows, channels = op->weight.columns, first = 256 * chunk;
-    const int64_t count = min64(channels - first, 256);
+    const int64_t count = min64(channels - first, 256), size = c->sizes[op->layer], reach = (taps - 1) * channels;
+    float *windows = (float *)c->keys[op->layer] + first;
+    slots at = {0};
     for (int64_t m = 0; m < c->tokens; m++) {
+        at = slots_of(c, size, m, at);
         const float *b = t->in + m * c->width + first, *factor = b + channels, *x = factor + channels;
-        float *window = (float *)c->keys[op->layer] + c->rows[m] * (taps - 1) * channels + first;
         float *out = t->out + m * c->width + first;
         for (int64_t i = 0; i < count; i++) out[i] = b[i] * x[i];
-        kernels.convolve(window, (const float *)op->weight.data + first, taps, channels, out, count, NONE);
+        kernels.convolve(windows + (c->rows[m] * size + at.before) * reach, windows + (c->rows[m] * size + at.after) * reach,
+                         (const float *)op->weight.data + first, taps, channels, out, count, NONE);
         for (int64_t i = 0; i < count; i++) out[i] = factor[i] * (op->bias ? out[i] + op->bias[first + i] : out[i]);
     }
 }
@@ -659,6 +687,7 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
         case GATE_INPUT:
         case SCALE:
         case JOIN:
+        case PREDICTION_INPUTS:
         case GATE: {
             task t = {.op = op, .c = c, .in = in, .out = x};
             each_token(&t, alone);
@@ -720,6 +749,8 @@ static void run(const operation *ops, int64_t count, const call *c, int alone) {
             swap = in, in = x, x = swap;
             break;
         case LOGITS:
+            for (int64_t m = 0; c->hidden && m < c->tokens; m++)
+                memcpy(c->hidden + m * op->weight.columns, in + m * width, op->weight.columns * sizeof(float));
             for (int64_t i = 0; i < c->output_count; i++)
                 if (c->outputs[i] != i) memcpy(in + i * width, in + c->outputs[i] * width, width * sizeof(float));
             if (op->logits.scale != 1)

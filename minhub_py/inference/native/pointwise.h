@@ -101,16 +101,17 @@ static void lstm_cell(float *gates, float *h, float *c, int64_t H) {
 }
 
 /* A convolution over time: replaces the inputs of `count` channels by the outputs. `window` (taps - 1, channels) has the
- * previous inputs, and drops the oldest. weight (taps, channels), the last tap for the newest input. */
-static void convolve(float *window, const float *weight, int64_t taps, int64_t channels, float *v, int64_t count,
-                           int activation) {
+ * previous inputs; `next` gets them without the oldest, and may be `window`. weight (taps, channels), the last tap for the
+ * newest input. */
+static void convolve(const float *window, float *next, const float *weight, int64_t taps, int64_t channels, float *v,
+                     int64_t count, int activation) {
     for (int64_t i = 0; i < count; i += LANES) {
         int64_t n = count - i < LANES ? count - i : LANES;
         vec newest = load_up_to(v, i, n, FLOAT32), sum = {0};
         for (int64_t tap = 0; tap < taps; tap++) {
             vec input = tap + 1 < taps ? load_up_to(window, tap * channels + i, n, FLOAT32) : newest;
             sum += input * load_up_to(weight, tap * channels + i, n, FLOAT32);
-            if (tap) store_up_to(window + (tap - 1) * channels + i, input, n);
+            if (tap) store_up_to(next + (tap - 1) * channels + i, input, n);
         }
         sum = activate(sum, activation);
         store_up_to(v + i, sum, n);
@@ -129,8 +130,8 @@ static void normalize_length(float *v, float scale, int64_t count) {
 }
 
 /* `width` vectors of a row of the state, as in `delta_rule`; n numbers in the last one. */
-INLINE void delta_columns(float *state, const float *q, const float *k, const float *v, float decay, float beta,
-                                int64_t K, int64_t V, float *out, int64_t width, int64_t n) {
+INLINE void delta_columns(const float *state, float *next, const float *q, const float *k, const float *v, float decay,
+                          float beta, int64_t K, int64_t V, float *out, int64_t width, int64_t n) {
     vec sums[4] = {{0}, {0}, {0}, {0}}, deltas[4];
     for (int64_t i = 0; i < K; i++)
         for (int64_t j = 0; j < width; j++)
@@ -141,21 +142,21 @@ INLINE void delta_columns(float *state, const float *q, const float *k, const fl
     }
     for (int64_t i = 0; i < K; i++)
         for (int64_t j = 0; j < width; j++) {
-            float *at = state + i * V + j * LANES;
-            vec value = decay * load_up_to(at, 0, n, FLOAT32) + k[i] * deltas[j];
+            const int64_t at = i * V + j * LANES;
+            vec value = decay * load_up_to(state, at, n, FLOAT32) + k[i] * deltas[j];
             sums[j] += value * q[i];
-            store_up_to(at, value, n);
+            store_up_to(next + at, value, n);
         }
     for (int64_t j = 0; j < width; j++) store_up_to(out + j * LANES, sums[j], n);
 }
 
 /* The gated delta rule: the state (K, V) decays, and is corrected by the fraction beta of the difference between v and its
- * output for k; out (V,) = q . state. */
-static void delta_rule(float *state, const float *q, const float *k, const float *v, float decay, float beta,
-                             int64_t K, int64_t V, float *out) {
+ * output for k; out (V,) = q . next. `next` gets the new state, and may be `state`. */
+static void delta_rule(const float *state, float *next, const float *q, const float *k, const float *v, float decay,
+                       float beta, int64_t K, int64_t V, float *out) {
     int64_t at = 0;
     for (; at + 4 * LANES <= V; at += 4 * LANES)
-        delta_columns(state + at, q, k, v + at, decay, beta, K, V, out + at, 4, LANES);
+        delta_columns(state + at, next + at, q, k, v + at, decay, beta, K, V, out + at, 4, LANES);
     for (; at < V; at += LANES)
-        delta_columns(state + at, q, k, v + at, decay, beta, K, V, out + at, 1, V - at < LANES ? V - at : LANES);
+        delta_columns(state + at, next + at, q, k, v + at, decay, beta, K, V, out + at, 1, min64(V - at, LANES));
 }

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py.inference.native.library import (
-    ACTIVATIONS,
     ALIBI,
     BIDIRECTIONAL,
     BLOCKS,
@@ -44,8 +43,9 @@ from minhub_py.inference.native.library import (
     RotateParameters,
     RouteParameters,
     UnsupportedError,
+    code_of,
 )
-from minhub_py.inference.native.weights import FLOATS, Weights, check_memory
+from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, rounded
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertWeights
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, distance_buckets, sinusoidal_positions
@@ -65,6 +65,7 @@ from minhub_py.models.steps import (
     Experts,
     Gate,
     GateLayerInput,
+    HeadStep,
     HiddenStates,
     LayerInputs,
     Linear,
@@ -72,12 +73,12 @@ from minhub_py.models.steps import (
     Logits,
     Norm,
     NormValues,
+    PredictionInputs,
     Recurrent,
     Rotate,
     SaveResidual,
     ScaleResidual,
     ShortConvolution,
-    Step,
     StoreResidual,
 )
 
@@ -99,13 +100,13 @@ class Program(Weights):
         self.ropes: list[Rope] = []
         self.outputs = self.layers = self.text_head_size = self.channels = 0
 
-    def translate(self, steps: Iterable[Step]) -> Any:
+    def translate(self, steps: Iterable[HeadStep]) -> Any:
         """An array of operations."""
         self.layers = 0
         operations = [operation for step in steps for operation in self.operations(step)]
         return (Operation * len(operations))(*operations)
 
-    def operations(self, step: Step) -> list[Operation]:
+    def operations(self, step: HeadStep) -> list[Operation]:
         """The operations of a step."""
         if type(step) not in TRANSLATORS:
             raise UnsupportedError(f"an operation {type(step).__name__}")
@@ -133,6 +134,15 @@ class Program(Weights):
 
     def add_types(self, step: AddTypes) -> Operation:
         return Operation(kind=KINDS["types"], weight=self.matrix(step.types))
+
+    def prediction_inputs(self, step: PredictionInputs) -> Operation:
+        operation = Operation(
+            kind=KINDS["prediction_inputs"], weight=self.matrix(step.tokens), second=self.factor(step.token_norm),
+            bias=self.factor(step.hidden_norm).data,
+        )  # fmt: skip
+        operation.norm.epsilon = step.token_norm.eps
+        self.width = max(self.width, 2 * operation.weight.columns)
+        return operation
 
     def store_residual(self, step: StoreResidual) -> Operation:
         return Operation(kind=KINDS["store"])
@@ -432,18 +442,5 @@ TRANSLATORS: dict[type, Callable[[Program, Any], Operation | list[Operation]]] =
     DeltaRule: Program.delta_rule, ShortConvolution: Program.short_convolution, Gate: Program.gate, Add: Program.add,
     Experts: Program.experts, NormValues: Program.norm_values, LayerInputs: Program.layer_inputs,
     GateLayerInput: Program.gate_layer_input, ScaleResidual: Program.scale_residual,
-    Recurrent: Program.recurrent, Logits: Program.logits,
+    Recurrent: Program.recurrent, Logits: Program.logits, PredictionInputs: Program.prediction_inputs,
 }  # fmt: skip
-
-
-def rounded(scale: float, layer: Any) -> float:
-    """The factor of an embedding's rows, in their dtype."""
-    dtype = layer.dtype if isinstance(layer, Quantized) else layer.weight.dtype
-    return torch.tensor(scale, dtype=dtype).item()
-
-
-def code_of(activation: str | None) -> int:
-    """The number of an activation. UnsupportedError: it has no C implementation."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise UnsupportedError(f"activation {activation}")
-    return ACTIVATIONS.get(activation or "", 0)

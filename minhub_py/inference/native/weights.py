@@ -136,3 +136,9 @@ def check_memory(tensor: Tensor) -> None:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.device.type != "cpu":
         raise UnsupportedError(f"a {type(tensor).__name__} ({tensor.layout}) on {tensor.device.type}")
+
+
+def rounded(scale: float, layer: Any) -> float:
+    """The factor of an embedding's rows, in their dtype."""
+    dtype = layer.dtype if isinstance(layer, Quantized) else layer.weight.dtype
+    return torch.tensor(scale, dtype=dtype).item()

@@ -44,6 +44,8 @@ ARCHITECTURES <- c(
 #' @param adapter A LoRA adapter of the model in PEFT's format: its folder, a
 #'   repository of the Hub (with `"@revision"` at the end for a branch, tag or
 #'   commit), or a run of [minhub_train()] with `lora`.
+#' @param mtp Whether to load the head for multi-token prediction, too, for
+#'   `generate(draft = "mtp")`: Qwen 3.5 and Qwen 3 Next.
 #' @returns A model, see [minhub_model].
 #' @eval one_per_architecture("_from_pretrained")
 #' @seealso [generate()], [next_tokens()], [token_logprobs()]
@@ -54,16 +56,16 @@ ARCHITECTURES <- c(
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 from_pretrained <- function(identifier, revision = "main", device = "auto", dtype = "auto",
-                            token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL) {
-  load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize, adapter)
+                            token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL, mtp = FALSE) {
+  load_model(identifier, revision, NULL, device, dtype, token, local_files_only, quantize, adapter, mtp)
 }
 
 # from_pretrained() for one architecture.
 pretrained_of <- function(family) {
   force(family)
   function(identifier, revision = "main", device = "auto", dtype = "auto",
-           token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL) {
-    load_model(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter)
+           token = NULL, local_files_only = FALSE, quantize = NULL, adapter = NULL, mtp = FALSE) {
+    load_model(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter, mtp)
   }
 }
 
@@ -71,12 +73,12 @@ pretrained_of <- function(family) {
 #' @export
 gpt2_from_pretrained <- pretrained_of("gpt2")
 
-load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter) {
+load_model <- function(identifier, revision, family, device, dtype, token, local_files_only, quantize, adapter, mtp) {
   arguments <- list(
     identifier = path_or_name(identifier), revision = string(revision), family = family,
     device = device_name(device), dtype = dtype_name(dtype), token = optional(token, string, what = "token"),
     local_files_only = flag(local_files_only), quantize = optional(quantize, string, what = "quantize"),
-    adapter = optional(adapter, adapter_folder)
+    adapter = optional(adapter, adapter_folder), mtp = flag(mtp)
   )
   new_model("from_pretrained", arguments)
 }

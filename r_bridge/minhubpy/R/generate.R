@@ -42,9 +42,11 @@
 #'   speculative decoding by prompt lookup. The output is unchanged; repetitive
 #'   text is generated faster. No effect on an LSTM or on a GPU.
 #' @param draft A smaller model with the same tokenizer, which proposes the draft
-#'   tokens instead, at most `speculate` or 8 per step. The output is unchanged; it
-#'   is generated faster if the model accepts most of them. A message states their
-#'   numbers.
+#'   tokens instead, at most `speculate` or 8 per step. Or `"mtp"`, the model's
+#'   head for multi-token prediction, if it was loaded with `mtp = TRUE` (see
+#'   [from_pretrained()]): at most `speculate` or 3 per step. The output is
+#'   unchanged; it is generated faster if the model accepts most of them. A
+#'   message states their numbers.
 #' @param resume The path of an .rds file that stores the results of a long job,
 #'   so that the same call can resume it, see [word_logprobs()]. Requires a
 #'   `seed` or `temperature = 0`.
@@ -101,7 +103,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
   ))
-  draft <- optional(draft, check_model, what = "draft")
+  if (!identical(draft, "mtp")) draft <- optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
   seeds <- seeds(seed, length(prompts), temperature)
   job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)

@@ -158,6 +158,22 @@ test_that("generate() is a generic that rejects unknown arguments", {
   expect_identical(generate(x = model, prompts = "To be", 8, seed = 1), generate(model, "To be", 8, seed = 1))
 })
 
+test_that("drafts of the model's own head for multi-token prediction do not change the tokens", {
+  needs_python()
+  settings <- list(vocab_size = 65, hidden_size = 16, intermediate_size = 32, num_hidden_layers = 4, head_dim = 8, num_attention_heads = 2,
+                   num_key_value_heads = 1, linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 8, linear_value_head_dim = 8,
+                   partial_rotary_factor = 0.5, seed = 1)
+  model <- do.call(qwen35, c(settings, mtp_layers = 1))$eval()
+  ids <- function(...) generate(model, list(1:9, 3:4), max_new_tokens = 20, seed = 1:2, ...)
+  expect_identical(ids(draft = "mtp"), ids())
+  folder <- tempfile("qwen ")
+  save_pretrained(model, folder)
+  model <- from_pretrained(folder, device = "cpu", mtp = TRUE)
+  expect_identical(ids(draft = "mtp"), ids())
+  model <- from_pretrained(folder, device = "cpu")
+  expect_refused(ids(draft = "mtp"), "draft = \"mtp\": the model has no head for multi-token prediction", class = "ValueError")
+})
+
 test_that("a draft model does not change the text, and its accepted tokens are reported", {
   needs_python()
   model <- a_model()
