@@ -37,7 +37,7 @@ from weights_map.engine import (
 )
 from weights_map.mxfp4 import unpack_mxfp4
 
-ALTERNATIVES = r"layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
+ALTERNATIVES = r"(mtp\.)?layers\.\{\}\.mlp\.(experts\.(gate|up|down)_proj\.\{\}|gate\.weight)"
 PUBLISHED = [name for family in ARCHITECTURES.values() for name in family.presets]
 
 
