@@ -80,22 +80,9 @@ def write_gguf(
     gguf = package()
     _, model, meta = fit(checkpoint)
     config = model.config.to_hub()
-    if config.get("num_key_value_heads", 1) is None:
-        config["num_key_value_heads"] = config["num_attention_heads"]
     architecture = gguf_architecture_of(config)
     settings = settings_of(architecture, model.config)
-    table = weights_map.tables[architecture_of(architecture.model_type).model_type]
-    hub = Mapped(table, meta, "native", model.config)
-    names = Mapped(
-        architecture.table,
-        hub,
-        "native",
-        SimpleNamespace(**{**vars(model.config), **config, **sizes_of(model.config)}),
-    )
-    shapes = dict(names)
-    is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
-    values = checkpoint if is_gguf else SingleTensors(checkpoint)
-    tensors = names.over(hub.over(with_values(meta, values)))
+    shapes, tensors = mapped_tensors(checkpoint, architecture, model.config, meta)
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
@@ -128,6 +115,23 @@ def write_gguf(
     finally:
         writer.close()
         partial.unlink(missing_ok=True)
+
+
+def mapped_tensors(
+    checkpoint: Checkpoint, architecture: GGUFArchitecture, config: Any, meta: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Mapped]:
+    """The shapes and the values of the tensors by their names in the file. meta: the result of `fit`."""
+    table = weights_map.tables[architecture_of(architecture.model_type).model_type]
+    settings = config.to_hub()
+    if settings.get("num_key_value_heads", 1) is None:
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
+    hub = Mapped(table, meta, "native", config)
+    names = Mapped(
+        architecture.table, hub, "native", SimpleNamespace(**{**vars(config), **settings, **sizes_of(config)})
+    )
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
+    values = checkpoint if is_gguf else SingleTensors(checkpoint)
+    return dict(names), names.over(hub.over(with_values(meta, values)))
 
 
 def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:

@@ -151,7 +151,7 @@ GRANITE_HYBRID: Sizes = {
     "granite-4.0-micro": _granite(2560, 8192, 40, 40, 8, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=10.0),
     "granite-4.0-1b": _granite(2048, 4096, 40, 16, 4, **_GRANITE4, attention_multiplier=1 / 128, logits_scaling=8.0),
     "granite-4.0-350m": _granite(1024, 2048, 28, 16, 4, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=4.0,
-                                 residual_multiplier=0.263),
+                                 residual_multiplier=0.263, max_position_embeddings=32768),
 }  # fmt: skip
 _GEMMA2 = {"model_type": "gemma2"}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
