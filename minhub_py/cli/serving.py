@@ -150,8 +150,10 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
     adapters: dict[str, str] = {}
     for text in texts:
         name, sign, path = text.partition("=")
-        if not (name and sign and path) or "+" in name:
+        if not (name and sign and path):
             raise click.UsageError(f"--adapter {text}: use NAME=PATH, such as codes=runs/codes.")
+        if "+" in name:
+            raise click.UsageError(f"--adapter {text}: the name must not contain +, which joins MODEL and NAME.")
         if name in adapters or name == name_of(models[0]):
             raise click.UsageError(f"--adapter {text}: another model has the name {name}; choose another name.")
         adapters[name] = path
