@@ -56,6 +56,8 @@ class GGUFArchitecture:
         packed: templates, without the suffix ".weight", of tensors that stay in MXFP4, if all of them are stored so. In
             rows their suffix is then `PACKED`, and they are uint8 (…, bytes of a row).
         alternative: a tensor, and the architecture of files that have it.
+        class_suffix: the end of the class in config.json's architectures, if it distinguishes models of one model_type
+            that are written as different architectures.
     """
 
     name: str
@@ -74,6 +76,7 @@ class GGUFArchitecture:
     yarn: Mapping[str, Any] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
     alternative: "tuple[str, GGUFArchitecture] | None" = None
+    class_suffix: str = ""
 
     @property
     def key(self) -> str:

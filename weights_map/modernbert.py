@@ -1,6 +1,10 @@
 """Weight table of ModernBERT. All matrices are nn.Linear on both sides. The classification heads share their names."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from weights_map.engine import Row, Table, drop, same, tie
+from weights_map.gguf import GGUFArchitecture
 
 table = Table(
     model_type="modernbert",
@@ -30,5 +34,64 @@ table = Table(
                 Row("classifier.bias", "head.out.bias", same, head=head),
             )
         ),
+    ),
+)
+
+
+def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pattern of global layers, which is a period or a list."""
+    pattern = settings.get("global_attn_every_n_layers", 3)
+    if not isinstance(pattern, list):
+        return {"global_attn_every_n_layers": pattern}
+    types = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
+    return {"global_attn_every_n_layers": 3, "layer_types": types}
+
+
+def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ValueError: llama.cpp lacks a setting of the model."""
+    if not config["architectures"][0].endswith("Model"):
+        raise ValueError(
+            "a GGUF file has no head of ModernBERT: set architectures to ['ModernBertModel'] in a copy of config.json"
+        )
+    if config["hidden_activation"] not in ("gelu", "silu"):
+        raise ValueError("llama.cpp's modern-bert has the activations gelu and silu only")
+    ropes = config["rope_parameters"]
+    if any(rope["rope_type"] != "default" for rope in ropes.values()):
+        raise ValueError("llama.cpp's modern-bert has default rotary embeddings only")
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    periods = (n for n in range(1, len(sliding) + 1) if sliding == [layer % n > 0 for layer in range(len(sliding))])
+    return {"attention.sliding_window_pattern": next(periods, sliding),
+            "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"])}  # fmt: skip
+
+
+GGUF_LAYERS = {"attn_qkv": "attn.Wqkv", "attn_output": "attn.Wo", "ffn_norm": "mlp_norm", "ffn_up": "mlp.Wi",
+               "ffn_down": "mlp.Wo"}  # fmt: skip
+gguf = (
+    GGUFArchitecture(
+        "modern-bert",
+        model_type="modernbert",
+        settings={
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "block_count": "num_hidden_layers",
+            "feed_forward_length": "intermediate_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.sliding_window": "local_attention",
+            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            "hidden_activation": "hidden_activation",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        rows=(
+            Row("token_embd.weight", "embeddings.tok_embeddings.weight"),
+            Row("token_embd_norm.weight", "embeddings.norm.weight"),
+            Row("blk.{}.attn_norm.weight", "layers.{}.attn_norm.weight", optional=True),
+            *(Row(f"blk.{{}}.{theirs}.weight", f"layers.{{}}.{hub}.weight") for theirs, hub in GGUF_LAYERS.items()),
+            Row("output_norm.weight", "final_norm.weight"),
+        ),
+        required={"attention.causal": False},
+        derive=derive,
+        encode=encode,
+        rope_by_type=True,
     ),
 )

@@ -6,6 +6,7 @@ On the Hub, the sublayers of a block are numbered: attention 0, the decoder's cr
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weights_map.engine import Row, Table, drop, same, tie
@@ -83,29 +84,35 @@ def gguf_stack(name: str, theirs: str, mlp: int, gated: bool) -> tuple[Row, ...]
 
 def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """T5 has no maximum length; llama.cpp requires one. ValueError: llama.cpp lacks a setting of the model."""
-    if config["num_decoder_layers"] > config["num_layers"]:
+    name = config["architectures"][0]
+    if name.endswith("Classification"):
+        raise ValueError(f"a GGUF file has no head of {name}")
+    if config["is_encoder_decoder"] and config["num_decoder_layers"] > config["num_layers"]:
         raise ValueError("llama.cpp's t5 does not load a decoder with more layers than the encoder")
     return {"context_length": 512}
 
 
-def gguf_architecture(gated: bool) -> GGUFArchitecture:
-    """gated: of files with ffn_gate."""
+SETTINGS = {
+    "context_length": "n_positions",
+    "embedding_length": "d_model",
+    "block_count": "num_layers",
+    "feed_forward_length": "d_ff",
+    "attention.head_count": "num_heads",
+    "attention.key_length": "d_kv",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "attention.relative_buckets_count": "relative_attention_num_buckets",
+}
+DECODER_SETTINGS = {"decoder_block_count": "num_decoder_layers", "decoder_start_token_id": "decoder_start_token_id"}
+GATED = "enc.blk.0.ffn_gate.weight"  # a tensor of files with gated MLPs
+
+
+def t5_architecture(gated: bool) -> GGUFArchitecture:
+    """T5. gated: of files with gated MLPs."""
     return GGUFArchitecture(
         "t5",
         model_type="t5",
-        settings={
-            "context_length": "n_positions",
-            "embedding_length": "d_model",
-            "block_count": "num_layers",
-            "decoder_block_count": "num_decoder_layers",
-            "feed_forward_length": "d_ff",
-            "attention.head_count": "num_heads",
-            "attention.key_length": "d_kv",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
-            "attention.relative_buckets_count": "relative_attention_num_buckets",
-            "decoder_start_token_id": "decoder_start_token_id",
-        },
+        settings=SETTINGS | DECODER_SETTINGS,
         rows=(
             Row("token_embd.weight", "shared.weight"),
             *gguf_stack("encoder", "enc", 1, gated),
@@ -118,8 +125,23 @@ def gguf_architecture(gated: bool) -> GGUFArchitecture:
         ),
         derive=lambda settings: {"feed_forward_proj": "gated-gelu" if gated else "relu"},
         encode=encode,
-        alternative=None if gated else ("enc.blk.0.ffn_gate.weight", gguf_architecture(gated=True)),
+        alternative=None if gated else (GATED, t5_architecture(gated=True)),
     )  # fmt: skip
 
 
-gguf = (gguf_architecture(gated=False),)
+def encoder_architecture(gated: bool) -> GGUFArchitecture:
+    """T5's encoder without a decoder. gated: of files with gated MLPs."""
+    return replace(
+        t5_architecture(gated),
+        name="t5encoder",
+        settings=SETTINGS,
+        rows=(Row("token_embd.weight", "shared.weight"), *gguf_stack("encoder", "enc", 1, gated)),
+        derive=lambda settings: {
+            "feed_forward_proj": "gated-gelu" if gated else "relu", "architectures": ["T5EncoderModel"],
+        },
+        alternative=None if gated else (GATED, encoder_architecture(gated=True)),
+        class_suffix="EncoderModel",
+    )  # fmt: skip
+
+
+gguf = (t5_architecture(gated=False), encoder_architecture(gated=False))

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.gguf import UNROTATED, GGUFCheckpoint
+from minhub_py.checkpoints.gguf import POOLINGS, UNROTATED, GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import package
+from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.config import read
 from minhub_py.export import k_quants
@@ -81,7 +82,7 @@ def write_gguf(
     config = model.config.to_hub()
     if config.get("num_key_value_heads", 1) is None:
         config["num_key_value_heads"] = config["num_attention_heads"]
-    architecture = gguf_architecture_of(config["model_type"])
+    architecture = gguf_architecture_of(config)
     settings = settings_of(architecture, model.config)
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
     hub = Mapped(table, meta, "native", model.config)
@@ -98,7 +99,7 @@ def write_gguf(
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
-    pairs |= tokenizer_pairs(checkpoint, config)
+    pairs |= pooling_of(checkpoint, architecture) | tokenizer_pairs(checkpoint, config)
     extra = frequency_factors(model.config)
     partial = out.with_name(f".{out.name}.partial")
     writer = gguf.GGUFWriter(None, architecture.name)
@@ -129,6 +130,18 @@ def write_gguf(
         partial.unlink(missing_ok=True)
 
 
+def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:
+    """The key of the pooling of a text embedding model, if llama.cpp has it."""
+    key = f"{architecture.name}.pooling_type"
+    if isinstance(checkpoint, GGUFCheckpoint):
+        number = checkpoint.header.metadata.get(key)
+    else:
+        settings = read_embedding_settings(checkpoint.path)
+        pooling = settings.pooling if settings else ()
+        number = next((number for number, name in POOLINGS.items() if pooling == (name,)), None)
+    return {} if number is None else {key: number}
+
+
 def check_settings(path: Path, config: Any) -> None:
     """ValueError: the file, as this package reads it, lacks a setting of the model."""
     written = GGUFCheckpoint(path)
@@ -144,7 +157,8 @@ def check_settings(path: Path, config: Any) -> None:
 def effective(config: Any) -> dict[str, Any]:
     """The settings that change the logits, in a form that does not depend on the model type."""
     ignored = {"architectures", "model_type", "initializer_range", "n_inner", "bos_token_id", "eos_token_id",
-               "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon"}  # fmt: skip
+               "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon",
+               "classifier_pooling", "classifier_activation"}  # fmt: skip
     structure = getattr(config, "structure", None)
     if structure is None:
         settings = config.to_hub()
@@ -166,6 +180,8 @@ def effective(config: Any) -> dict[str, Any]:
         ropes = [rope and rotary.rope_of(rope, structure.rotated) for rope in structure.ropes]
         settings["ropes"] = [rope and (rope.frequencies, rope.short, rope.amplitude) for rope in ropes]
     settings |= {"context_length": config.context_length, "tie_word_embeddings": config.tie_word_embeddings}
+    if getattr(config, "encoder_only", False):
+        ignored |= {"tie_word_embeddings", "scale_decoder_outputs", "num_decoder_layers", "decoder_start_token_id"}
     return {name: value for name, value in settings.items()
             if name not in ignored and not name.endswith(("drop", "dropout"))}  # fmt: skip
 
@@ -181,14 +197,16 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def gguf_architecture_of(model_type: str) -> GGUFArchitecture:
-    """The architecture of GGUF for config.json's model_type. ValueError: llama.cpp has none, or it is not known."""
-    for architecture in weights_map.gguf_architectures.values():
-        if model_type in (architecture.model_types or (architecture.model_type,)):
-            return architecture
-    possible = sorted({name for architecture in weights_map.gguf_architectures.values()
-                    for name in architecture.model_types or (architecture.model_type,)})  # fmt: skip
-    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(possible)}")
+def gguf_architecture_of(config: Mapping[str, Any]) -> GGUFArchitecture:
+    """The architecture of GGUF for a config.json. ValueError: llama.cpp has none, or it is not known."""
+    model_type, [name, *_] = config["model_type"], config.get("architectures") or [""]
+    known = weights_map.gguf_architectures.values()
+    of_type = [each for each in known if model_type in (each.model_types or (each.model_type,))]
+    by_class = [each for each in of_type if each.class_suffix and name.endswith(each.class_suffix)]
+    for architecture in by_class or of_type:
+        return architecture
+    names = sorted({name for each in known for name in each.model_types or (each.model_type,)})
+    raise ValueError(f"a model of the type {model_type} cannot be written as GGUF; possible are {', '.join(names)}")
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.tokenizers.encoder_tokenizer import FAMILIES
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe, set_words
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
     BPE,
@@ -51,7 +52,20 @@ def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[s
         pairs = bpe_pairs(read_tokenizer(folder), config["vocab_size"])
     else:
         return {"tokenizer.ggml.model": "no_vocab"}
-    return {**pairs, **special_ids(config), **settings_of(folder)}
+    pairs |= special_ids(config) | settings_of(folder)
+    return pairs | (encoder_pairs(folder, pairs) if config["model_type"] == "modernbert" else {})
+
+
+def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ModernBERT's tokenizer, which adds special tokens to each text. ValueError: it has other words."""
+    if PRE[pairs["tokenizer.ggml.pre"]] != PRE["modern-bert"]:
+        raise ValueError(f"llama.cpp has no ModernBERT with the words of {pairs['tokenizer.ggml.pre']}")
+    tokens, special = pairs["tokenizer.ggml.tokens"], FAMILIES["modernbert"].tokens
+    keys = {"cls": "cls", "sep": "seperator", "mask": "mask", "unk": "unknown"}  # llama.cpp's spelling
+    ids = {f"tokenizer.ggml.{key}_token_id": tokens.index(special[f"{name}_token"]) for name, key in keys.items()
+           if special[f"{name}_token"] in tokens}  # fmt: skip
+    added = {f"tokenizer.ggml.add_{name}_token": True for name in ("bos", "eos", "sep")}
+    return {"tokenizer.ggml.pre": "modern-bert", **ids, **added}
 
 
 def special_ids(config: Mapping[str, Any]) -> dict[str, int]:

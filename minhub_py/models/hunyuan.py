@@ -32,7 +32,7 @@ class HunyuanConfig(RelativeConfig):
     NO_EFFECT: ClassVar = frozenset(
         "pretraining_tp eod_token_id im_start_id im_end_id im_newline_id mask_init_id text_start_id text_end_id "
         "org_vocab_size cla_share_factor add_classification_head class_num pool_type enable_lm_head_fp32 sep_token_id "
-        "attention_head_dim".split()
+        "attention_head_dim dense_list pad_id".split()
     )
 
     vocab_size: int = 290943

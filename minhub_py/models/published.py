@@ -237,7 +237,8 @@ SEEDOSS: Sizes = {"Seed-OSS-36B-Instruct": {"hidden_size": 5120, "rope_parameter
 INTERNLM3: Sizes = {"internlm3-8b-instruct": {"rope_parameters": _rope(5e7, rope_type="dynamic", factor=6.0)}}
 HUNYUAN: Sizes = {
     "Hunyuan-7B-Instruct": _llama(4096, 14336, 32, 32, 8, vocab_size=128167, head_dim=128, bos_token_id=127958,
-                                  eos_token_id=127960, max_position_embeddings=262144, tie_word_embeddings=True,
+                                  eos_token_id=127960, pad_token_id=127961, max_position_embeddings=262144,
+                                  tie_word_embeddings=True,
                                   rope_parameters=_rope(1e4, rope_type="dynamic", factor=1.0, alpha=1000.0)),
 }  # fmt: skip
 _STARCODER2 = {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0}

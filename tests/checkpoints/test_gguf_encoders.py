@@ -1,4 +1,4 @@
-"""GGUF files of BERT and RoBERTa in llama.cpp's form, compared with the checkpoints that they were converted from."""
+"""GGUF files of BERT, RoBERTa and ModernBERT in llama.cpp's form, compared with the original checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from encoder_tokenizers import texts, train_unigram, write_roberta, write_vocabulary
 from gguf import GGUFWriter
 from gguf import TokenType as Kind
+from gguf_cases import trained
 from gguf_files import add_tensor, finish
 from random_weights import draw
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from minhub_py import embed, from_pretrained, save_pretrained, tokenizer_from_pretrained
+from minhub_py import embed, from_pretrained, modernbert, save_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.gguf_header import read_header
+from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
+from minhub_py.export.gguf import write_gguf
 from minhub_py.inference.encoder_runner import NativeEncoder
 
 SETTINGS: dict[str, Any] = {"vocab_size": 2500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -245,6 +251,78 @@ def test_roberta_matches_the_repository(tmp_path: Path, bpe_folder: Path) -> Non
 
     file = write(tmp_path / "model.gguf", reference("roberta"), tokenizer=add)
     assert_same_ids(tokenizer_from_pretrained(str(file)), reference_model)
+
+
+# --- ModernBERT, in both directions
+
+MODERN = {"hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 5, "num_attention_heads": 4,
+          "local_attention": 10, "max_position_embeddings": 96, "architectures": ["ModernBertModel"]}  # fmt: skip
+
+
+def modern_tokenizer() -> Tokenizer:
+    """A byte-level BPE with the special tokens of ModernBERT around a text."""
+    tokenizer = trained("olmo")
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "[MASK]", normalized=False) for token in special])
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )  # fmt: skip
+    return tokenizer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({}, 3),
+        ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 3}, [False, False, True, True, True]),
+        ({"hidden_activation": "silu", "rope_parameters": {"sliding_attention": {"rope_theta": 50.0}}}, 3),
+    ],
+)
+def test_modernbert_is_written_and_read(settings: dict[str, Any], pattern: Any, tmp_path: Path) -> None:
+    model = modernbert(vocab_size=61, **MODERN, **settings)
+    draw(model)
+    save_pretrained(model.eval(), tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    header = read_header(tmp_path / "model.gguf")
+    assert header.metadata["modern-bert.attention.sliding_window_pattern"] == pattern
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MODERN_BERT, MODERN["num_hidden_layers"])
+    assert {known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")} == (
+        header.tensors.keys()
+    )
+    again = from_pretrained(tmp_path / "model.gguf", device="cpu")
+    ids = torch.tensor(ids_of(40)) % 61
+    assert torch.equal(again(ids), model(ids))
+
+
+def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
+    theirs = modern_tokenizer()
+    ids = {f"{name}_token_id": theirs.token_to_id(f"[{token}]")
+           for name, token in (("bos", "CLS"), ("eos", "SEP"), ("pad", "PAD"))}  # fmt: skip
+    model = modernbert(vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
+    model.embedding_settings = EmbeddingSettings(pooling=("cls",), normalize=True)
+    save_pretrained(model, tmp_path / "hub", theirs)
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    metadata = read_header(tmp_path / "model.gguf").metadata
+    assert (metadata["tokenizer.ggml.pre"], metadata["modern-bert.pooling_type"]) == ("modern-bert", 2)
+    for name in ("cls", "seperator", "mask", "unknown"):
+        token = {"cls": "[CLS]", "seperator": "[SEP]", "mask": "[MASK]", "unknown": "[UNK]"}[name]
+        assert metadata[f"tokenizer.ggml.{name}_token_id"] == theirs.token_to_id(token)
+    assert all(metadata[f"tokenizer.ggml.add_{name}_token"] for name in ("bos", "eos", "sep"))
+    file = tmp_path / "model.gguf"
+    assert_same_ids(tokenizer_from_pretrained(str(file)), theirs)
+    rows = [[1, 2, 3]]
+    assert from_pretrained(file, device="cpu").embedding_settings.pooling == ("cls",)
+    torch.testing.assert_close(embed(from_pretrained(file, device="cpu"), None, rows), embed(model.eval(), None, rows))
+
+
+def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:
+    save_pretrained(
+        modernbert(vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}), tmp_path / "hub"
+    )
+    with pytest.raises(ValueError, match="has no head of ModernBERT: set architectures to"):
+        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,18 @@ READ: dict[str, tuple[Settings, int | None]] = {
                  no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, tie_word_embeddings=True),
         3_075_098_624,
     ),
+    "tencent/Hy-MT2-7B": (
+        settings("hunyuan_v1_dense", 4096, 14336, 32, 32, 8, 128167, 262144, add_classification_head=False,
+                 attention_bias=False, attention_dropout=0.1, attention_head_dim=128, head_dim=128, bos_token_id=127958,
+                 eos_token_id=127960, pad_id=127961, pad_token_id=127961, sep_token_id=127962, cla_share_factor=2,
+                 class_num=0, dense_list=[4096, 0], im_end_id=5, im_newline_id=11, im_start_id=4, mask_init_id=12,
+                 mlp_bias=False, norm_type="rms", org_vocab_size=128167, pool_type="last", pretraining_tp=1,
+                 rms_norm_eps=1e-05, rope_theta=10000.0, text_end_id=7, text_start_id=6, tie_word_embeddings=True,
+                 use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True,
+                 rope_scaling={"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                               "mscale_all_dim": 1.0, "type": "dynamic"}),
+        7_504_568_320,
+    ),
     "microsoft/Phi-3.5-mini-instruct": (
         settings("phi3", 3072, 8192, 32, 32, 32, 32064, 131072, rms_norm_eps=1e-05, rope_theta=10000.0,
                  original_max_position_embeddings=4096, rope_scaling=PHI35_ROPE, sliding_window=262144),

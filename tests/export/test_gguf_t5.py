@@ -18,6 +18,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
 from minhub_py.models.cache import Past
+from minhub_py.models.t5 import T5Encoder
 
 SMALL = {
     "vocab_size": 61,
@@ -76,6 +77,22 @@ def test_written_files_have_the_settings_and_weights(settings: dict[str, Any], t
 def test_settings_that_llama_cpp_lacks_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         written(tmp_path, **settings)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}])
+def test_encoder_without_a_decoder(settings: dict[str, Any], tmp_path: Path) -> None:
+    model, file = written(tmp_path, architectures=["T5EncoderModel"], **settings)
+    header = read_header(file)
+    assert header.metadata["general.architecture"] == "t5encoder"
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5ENCODER, SMALL["num_layers"])
+    assert {known.get_name(name, try_suffixes=(".weight",)) for name in Checkpoint(tmp_path / "hub")} == (
+        header.tensors.keys()
+    )
+    ids = ids_of(1, 30)
+    again = from_pretrained(file, device="cpu")
+    assert isinstance(again, T5Encoder)
+    assert torch.equal(again(ids), model(ids))
 
 
 def test_unigram_tokenizer_is_that_of_the_folder(tmp_path: Path) -> None:

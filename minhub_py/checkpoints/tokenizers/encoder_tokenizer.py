@@ -52,6 +52,7 @@ FAMILIES = {
     "roberta": EncoderFamily("vocab.json"),
     "xlm-roberta": EncoderFamily("sentencepiece.bpe.model"),
     "camembert": EncoderFamily("sentencepiece.bpe.model"),
+    "modernbert": EncoderFamily("tokenizer.json", BERT),  # of GGUF files
 }
 # tokenizer_class, without Tokenizer or TokenizerFast -> family.
 CLASSES = {"Bert": "bert", "DistilBert": "bert", "Electra": "bert", "MPNet": "mpnet", "Roberta": "roberta",
@@ -165,7 +166,7 @@ def surround_pairs(tokenizer: Tokenizer, family: str, start: str, end: str, *, p
             (end, ids[end]), (start, ids[start]), trim_offsets=True, add_prefix_space=prefix
         )
         return
-    second = f"$B:1 {end}:1" if family == "bert" else f"{end} $B {end}"
+    second = f"$B:1 {end}:1" if family in ("bert", "modernbert") else f"{end} $B {end}"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}",
         pair=f"{start} $A {end} {second}",

@@ -6,7 +6,7 @@
     tokenizer.ggml.model "t5"       SentencePiece unigram of T5 and XLM-RoBERTa
     tokenizer.ggml.model "gemma4"   BPE of characters with merges, and tokens of bytes: Gemma 4
 
-Encoders (the architecture bert) have "bert", "t5" or "gpt2".
+Encoders (the architectures bert and modern-bert) have "bert", "t5" or "gpt2".
 
 Sources: llama.cpp's src/llama-vocab.cpp for word patterns; the models' tokenizer.json for normalization (NFC) and for
 words that are not split.
@@ -82,6 +82,7 @@ PRE = {
     "gpt-2": GPT2, "phi-2": GPT2,
     "roberta-bpe": GPT2,
     "olmo": COMPOSED, "mpt": COMPOSED,  # GPT-NeoX uses one of these
+    "modern-bert": COMPOSED,
     "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
     "command-r": Words(digits=True, nfc=True),
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "lfm2": LLAMA3,
@@ -93,8 +94,9 @@ PRE = {
 ADDED = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
 # Architectures whose old files lack tokenizer.ggml.pre and use GPT-2's words.
 WITHOUT_PRE = ("gpt2", "gptneox", "phi2")
-# The family of an encoder by its tokenizer.ggml.model.
-ENCODERS = {"bert": "bert", "t5": "xlm-roberta", "gpt2": "roberta"}
+# The family of an encoder by its architecture and tokenizer.ggml.model.
+ENCODERS = {("bert", "bert"): "bert", ("bert", "t5"): "xlm-roberta", ("bert", "gpt2"): "roberta",
+            ("modern-bert", "gpt2"): "modernbert"}  # fmt: skip
 
 
 def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +119,8 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def encoder_family(metadata: Mapping[str, Any]) -> str | None:
     """The family of an encoder's tokenizer; None for other architectures."""
-    model = metadata.get("tokenizer.ggml.model")
-    if metadata.get("general.architecture") != "bert" or not isinstance(model, str):
-        return None
-    return ENCODERS.get(model)
+    names = metadata.get("general.architecture"), metadata.get("tokenizer.ggml.model")
+    return next((family for key, family in ENCODERS.items() if key == names), None)
 
 
 def special_tokens(metadata: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
