@@ -41,7 +41,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
 from minhub_py.training import Listener, Run
-from minhub_py.training.examples import Examples
+from minhub_py.training.examples import ExampleCorpus, Examples
+from minhub_py.training.objectives import ExampleTask
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
@@ -450,3 +451,32 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     write(tmp_path / "bad.jsonl", [{"prompt": "a", "completion": "b", "keep": "maybe"}])
     with pytest.raises(ValueError, match="row 1: keep must be true or false, not maybe"):
         train(tmp_path / "bad.jsonl", tmp_path / "bad", **options)
+
+
+@pytest.mark.parametrize("objective", ["completion", "preference"])
+def test_packed_texts_have_the_loss_and_gradients_of_padded_ones(tmp_path: Path, objective: str) -> None:
+    """Also with rows to keep, whose reference is the model without its adapter."""
+    pairs = [(f"{a}:" * (1 + number % 3), b) for number, (a, b) in enumerate(PAIRS * 3)]
+    rows: list[dict[str, Any]] = [{"prompt": a, "completion": b, "keep": i % 3 == 0} for i, (a, b) in enumerate(pairs)]
+    if objective == "preference":
+        rows = [{"prompt": a, "chosen": b, "rejected": a * 2} for a, b in pairs]
+    options = QUICK | {"lora": {"r": 2}, "steps": 4, "learning_rate": 0.01}
+    run = train(write(tmp_path / "data.jsonl", rows), tmp_path / "run", **options)
+    corpus = run.corpus
+    assert isinstance(corpus, ExampleCorpus)
+    model = from_pretrained(START, adapter=tmp_path / "run").train(False)
+    results = []
+    for packed in (False, True):
+        task = ExampleTask(objective, corpus.train, corpus.held_out, batch=8, micro_batch=8, seed=1, max_tokens=99999,
+                           packed=packed)  # fmt: skip
+        [batch] = task.step_batches(0, slice(0, 8))
+        assert not batch.mask.all()
+        factors = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
+        for parameter in factors.values():
+            parameter.requires_grad_()
+        loss = task.loss(model, batch)
+        results.append((loss.detach(), torch.autograd.grad(loss, list(factors.values()))))
+    (padded, padded_gradients), (loss, gradients) = results
+    torch.testing.assert_close(loss, padded, rtol=1e-5, atol=1e-6)
+    for gradient, other in zip(gradients, padded_gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5)
