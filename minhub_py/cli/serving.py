@@ -11,6 +11,7 @@ from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
+from minhub_py.system.extras import install_command
 
 if TYPE_CHECKING:
     from minhub_py.serve.models import ServedModel
@@ -89,7 +90,7 @@ def serve(
     try:
         import minhub_py.serve.app  # noqa: F401  # before the other checks
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'minhub_py[serve]'") from error
+        raise click.ClickException(f"{error.name} is missing: {install_command('serve')}") from error
 
     if api_key == "":
         raise click.UsageError("--api-key is empty: give a key, or remove the option.")
