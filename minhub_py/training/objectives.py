@@ -29,7 +29,7 @@ from minhub_py.models.lora import LoRALinear
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
-from minhub_py.training.memory import recomputed
+from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
 from minhub_py.training.packing import hidden_of_texts, supports_packing
 from minhub_py.training.settings import Settings
@@ -111,11 +111,9 @@ class ExampleTask:
         return batch
 
     def batches(self, examples: Examples, numbers: Sequence[int], scale: float, step: int) -> list[Batch]:
-        """Batches of at most `micro_batch` examples."""
-        return [
-            self.collate(examples, numbers[first : first + self.micro_batch], scale, [step, first])
-            for first in range(0, len(numbers), self.micro_batch)
-        ]
+        """Micro-batches of examples in the order of their lengths, as many as for `micro_batch` examples each."""
+        parts = groups_of([examples.length(number) for number in numbers], -(-len(numbers) // self.micro_batch))
+        return [self.collate(examples, numbers[part], scale, [step, part.start]) for part in parts]
 
     def collate(self, examples: Examples, numbers: Sequence[int], scale: float, seeds: list[int]) -> Batch:
         """Pad examples at their end."""

@@ -216,6 +216,8 @@ def run(
         name = f"cuda:{environment.local_rank()}"
     device = torch.device(name)
     newest = folder.newest()
+    if name == "cpu":
+        memory.limit_kernel_cache()
     with restore_torch_state(device, settings.threads):
         labels = corpus.labels if isinstance(corpus, ExampleCorpus) and corpus.objective == "labels" else None
         architecture, model = load_model(settings, start, newest, tokenizer, labels)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,6 +42,7 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
+from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training import Listener, Run
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.objectives import ExampleTask
@@ -88,6 +91,56 @@ def test_a_large_model_has_small_parts() -> None:
     assert tokens_in_memory(config, Llama, 2**28) == 128
     assert tokens_in_memory(config, Llama, 2**30, sliced=False) == 256
     assert [parts_of(16, 55, tokens) for tokens in (2048, 128, 32)] == [1, 8, 16]
+
+
+MANY_SHAPES = """
+import ctypes, sys
+import torch
+from minhub_py.training.memory import limit_kernel_cache, release_free_pages
+
+def resident():
+    release_free_pages()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+limit_kernel_cache()
+weight = torch.randn(576, 1536, dtype=torch.bfloat16)
+for length in range(1, 301):
+    torch.nn.functional.linear(torch.randn(length, 1536, dtype=torch.bfloat16), weight)
+    if length == 1:
+        first = resident()
+print(resident() - first)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not has_onednn_bfloat16(), reason="needs oneDNN's bfloat16 and /proc")
+def test_code_for_many_lengths_takes_no_memory() -> None:
+    """Without a limit, oneDNN keeps the code of 300 products: 180 MB here."""
+    environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    child = subprocess.run(
+        [sys.executable, "-c", MANY_SHAPES], check=False, capture_output=True, text=True, env=environment
+    )
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) < 80e6
+
+
+def test_micro_batches_have_the_smallest_possible_maximum_size() -> None:
+    """Padded tokens of the largest group, compared with all divisions into contiguous groups."""
+
+    from minhub_py.training.memory import groups_of
+
+    assert groups_of([60, 60, 60, 60, 60, 60, 180, 190], 2) == [slice(0, 6), slice(6, 8)]
+    generator = Random(0)
+    for _ in range(50):
+        lengths = sorted(generator.randint(1, 40) for _ in range(generator.randint(1, 8)))
+        count = generator.randint(1, len(lengths))
+        divisions = [
+            [0, *cuts, len(lengths)] for parts in range(count) for cuts in combinations(range(1, len(lengths)), parts)
+        ]
+        sizes = [max((last - first) * lengths[last - 1] for first, last in pairwise(ends)) for ends in divisions]
+        groups = groups_of(lengths, count)
+        assert len(groups) <= count
+        assert [index for group in groups for index in range(len(lengths))[group]] == list(range(len(lengths)))
+        assert max((group.stop - group.start) * lengths[group.stop - 1] for group in groups) == min(sizes)
 
 
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
