@@ -487,7 +487,7 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     """It is 0 at the start. Answers that the other rows would change remain."""
     rows = [{"prompt": f"{a}:", "completion": b, "keep": False} for a, b in PAIRS * 6]
     kept = [{"prompt": line, "completion": "And thou, my lord.", "keep": "true"} for line in ("O, ", "Why, ", "Nay, ")]
-    options = QUICK | {"lora": 8, "learning_rate": 0.01, "epochs": 20, "batch": 8, "dropout": 0.0}
+    options = QUICK | {"lora": 8, "learning_rate": 0.01, "epochs": 20, "batch": 8, "dropout": 0.0, "held_out": 0.2}
     [prompt] = [read_tokenizer(local.BUILTIN / "shakespeare-gpt2").encode("Well, ").ids]
     base = score(from_pretrained(START), [prompt])[0]
 
@@ -502,6 +502,7 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     assert change("with", [*rows, *kept * 4]) < 0.5 * change("without", rows)
     corpus = read_corpus(tmp_path / "with" / "tokens")
     assert isinstance(corpus, ExampleCorpus)
+    assert not corpus.held_out.keep.all()
     model = from_pretrained(START, adapter=tmp_path / "with")
     for kept_rows, factor in ((True, 4.0), (False, 1.0)):
         losses = []
