@@ -3,7 +3,6 @@
 import math
 import random
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +182,8 @@ def test_without_onednn_support_an_lstm_stays_in_float32(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An LSTM's products remain float32, and a note recommends float32."""
-    monkeypatch.setattr(sys.modules["minhub_py.models.lstm"], "ONEDNN_BFLOAT16", False)
-    monkeypatch.setattr(sys.modules["minhub_py.training.setup"], "has_onednn_bfloat16", lambda: False)
+    monkeypatch.setattr("minhub_py.models.lstm.ONEDNN_BFLOAT16", False)
+    monkeypatch.setattr("minhub_py.training.setup.has_onednn_bfloat16", lambda: False)
     notes = Notes()
     run = train(text, tmp_path / "run", family="lstm", dtype="bfloat16", listener=notes, **TINY)
     assert any("no fast bfloat16" in note for note in notes.notes)
