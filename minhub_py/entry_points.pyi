@@ -1192,6 +1192,7 @@ class T5Settings(TypedDict, total=False):
     initializer_factor: float
     feed_forward_proj: str
     tie_word_embeddings: bool
+    is_encoder_decoder: bool
     scale_decoder_outputs: bool | None
     decoder_start_token_id: int
     bos_token_id: int | None

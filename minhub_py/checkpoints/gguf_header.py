@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from minhub_py.system.extras import require
 from minhub_py.system.printable import gist
 from weights_map.blocks import TYPES
 
@@ -229,10 +230,9 @@ def _tensor_entry(scanner: Scanner) -> tuple[str, StoredTensor]:
 
 def package() -> Any:
     """The package gguf. ValueError: it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ValueError("GGUF files require the package gguf: pip install 'minhub_py[gguf]'") from error
+    require("gguf")
+    import gguf
+
     return gguf
 
 

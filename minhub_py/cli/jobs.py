@@ -115,7 +115,7 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
             ["BATCH", "THREADS", "ROWS", "DIFFERING", "LARGEST DIFFERENCE"],
             [[run.chunk, run.threads, run.rows, run.differing, f"{run.largest:.3g}"] for run in result.runs],
         )
-        say(str(result))
+        say(*str(result).splitlines())
     if result.broken:
         click.get_current_context().exit(1)
 

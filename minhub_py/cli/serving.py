@@ -11,6 +11,7 @@ from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
+from minhub_py.system.extras import install_command
 
 if TYPE_CHECKING:
     from minhub_py.serve.models import ServedModel
@@ -89,7 +90,7 @@ def serve(
     try:
         import minhub_py.serve.app  # noqa: F401  # before the other checks
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'minhub_py[serve]'") from error
+        raise click.ClickException(f"{error.name} is missing: {install_command('serve')}") from error
 
     if api_key == "":
         raise click.UsageError("--api-key is empty: give a key, or remove the option.")
@@ -150,8 +151,10 @@ def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str
     adapters: dict[str, str] = {}
     for text in texts:
         name, sign, path = text.partition("=")
-        if not (name and sign and path) or "+" in name:
+        if not (name and sign and path):
             raise click.UsageError(f"--adapter {text}: use NAME=PATH, such as codes=runs/codes.")
+        if "+" in name:
+            raise click.UsageError(f"--adapter {text}: the name must not contain +, which joins MODEL and NAME.")
         if name in adapters or name == name_of(models[0]):
             raise click.UsageError(f"--adapter {text}: another model has the name {name}; choose another name.")
         adapters[name] = path

@@ -5,8 +5,6 @@ Each step of models/steps.py becomes a few lines that call the functions of torc
     x        residual stream (B, T, C)
     h        current value (B, T, …)
     q, k, v  heads (B, H, T, D)
-
-Notation: see the model files.
 """
 
 from collections.abc import Iterable
@@ -67,9 +65,7 @@ class CodeWriter:
         self.names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
         self.names |= {function.__name__: function for function in FUNCTIONS}
         self.context: int | None = model.config.context_length
-        self.ropes: list[Rope] = []
-        self.biases: list[Any] = []
-        self.lines: list[str] = []
+        self.ropes, self.biases, self.lines = list[Rope](), list[Any](), list[str]()
         self.arguments = ["idx", "decoder_idx"] if model.encoder_decoder else ["idx"]
         self.has_heads = False  # whether q, k and v are variables
         self.attending = 0  # layers with their own keys
@@ -98,16 +94,9 @@ class CodeWriter:
             case Embed():
                 self.embed(step)
             case AddPositions():
-                weight, idx = self.path(step.positions.weight), self.idx
-                rows = f"{weight}[{step.first} : {step.first} + {idx}.size(1)]"
-                if step.pad is not None:
-                    rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
-                self.lines.append(f"x = h + {rows}\n    h = x")
+                self.add_positions(step)
             case AddSinusoids():
-                rows = f"sinusoidal_positions(positions[0] + {step.first}, {list(step.frequencies)})"
-                self.lines.append(f"x = h + {rows}.to(h.dtype)\n    h = x")
-                if step.dropout:
-                    self.lines.append(f"x = {self.dropped('x', step.dropout)}\n    h = x")
+                self.add_sinusoids(step)
             case AddTypes():
                 self.lines.append(f"x = h + {self.path(step.types.weight)}[0]\n    h = x")
             case StoreResidual():
@@ -132,26 +121,15 @@ class CodeWriter:
             case Attend():
                 self.attend(step)
             case CrossAttend():
-                k, v = f"keys{self.cross_layers}", f"values{self.cross_layers}"
-                settings = f"None, False, {step.scale}, None, None, {self.rate(step.dropout)}"
-                self.lines.append(f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))")
-                self.cross_layers += 1
+                self.cross_attend(step)
             case CacheEncoder():
                 self.cache_encoder(step)
             case DeltaRule():
                 self.delta_rule(step)
             case ShortConvolution():
-                N, _, taps = step.conv.weight.shape
-                weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
-                self.lines.append("b, c, h = h.chunk(3, dim=2)")
-                self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
-                self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
+                self.short_convolution(step)
             case Gate():
-                sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
-                self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")
-                factor = " * factor.sigmoid()" if step.sigmoid else ""
-                self.lines.append(f"h = {self.activation(step.activation)}(h) * up{factor}")
-                self.drop(step.dropout)
+                self.gate(step)
             case Add():
                 output = self.output(step.layer)
                 output = output if step.norm is None else self.normed(output, step.norm)
@@ -239,6 +217,20 @@ class CodeWriter:
             self.lines.append(f"x = {self.dropped('x', step.dropout)}")
         self.lines.append("h = x")
 
+    def add_positions(self, step: AddPositions) -> None:
+        weight, idx = self.path(step.positions.weight), self.idx
+        rows = f"{weight}[{step.first} : {step.first} + {idx}.size(1)]"
+        if step.pad is not None:
+            rows = f"F.embedding(counted_positions({idx}, {step.pad}), {weight})"
+        self.lines += [f"x = h + {rows}", "h = x"]
+
+    def add_sinusoids(self, step: AddSinusoids) -> None:
+        rows = f"sinusoidal_positions(positions[0] + {step.first}, {list(step.frequencies)})"
+        self.lines.append(f"x = h + {rows}.to(h.dtype)")
+        if step.dropout:
+            self.lines.append(f"x = {self.dropped('x', step.dropout)}")
+        self.lines.append("h = x")
+
     def linear(self, step: Linear) -> None:
         layers = [layer.base if isinstance(layer, LoRALinear) else layer for layer in step.layers]
         self.outputs = sum(layer.weight.size(0) for layer in layers)
@@ -317,6 +309,12 @@ class CodeWriter:
             self.lines.append(f"h = attention(q, k, v, {self.bias(step)}, False, {step.scale}, {settings})")
         self.lines.append(f"h = merge_heads(h{' * gate.sigmoid()' if step.gate else ''})")
 
+    def cross_attend(self, step: CrossAttend) -> None:
+        k, v = f"keys{self.cross_layers}", f"values{self.cross_layers}"
+        settings = f"None, False, {step.scale}, None, None, {self.rate(step.dropout)}"
+        self.lines.append(f"h = merge_heads(attention(split_heads(h, {step.heads}), {k}, {v}, {settings}))")
+        self.cross_layers += 1
+
     def bias(self, step: Attend) -> str:
         """The bias of the scores, which the layers of a stack share."""
         if step.bias not in self.biases:
@@ -370,6 +368,20 @@ class CodeWriter:
         self.lines.append(f"y, state = gated_delta(qkv, beta, decay, {weights}, {step.key_heads}, state)")
         norm = f"{self.path(step.norm.weight)}, {step.norm.eps}"
         self.lines.append(f"h = gated_rms_norm(y, z.unflatten(2, [{H}, {V}]), {norm}).flatten(2)")
+
+    def short_convolution(self, step: ShortConvolution) -> None:
+        N, _, taps = step.conv.weight.shape
+        weights = f"{self.path(step.conv.weight)}, {self.path(step.conv.bias)}"
+        self.lines.append("b, c, h = h.chunk(3, dim=2)")
+        self.lines.append(f"h = F.pad((b * h).transpose(1, 2), [{taps - 1}, 0])")
+        self.lines.append(f"h = c * F.conv1d(h, {weights}, groups={N}).transpose(1, 2)")
+
+    def gate(self, step: Gate) -> None:
+        sizes = [self.outputs // 2] * 2 + [1] * step.sigmoid
+        factor = " * factor.sigmoid()" if step.sigmoid else ""
+        self.lines.append(f"h, up{', factor' if step.sigmoid else ''} = h.split({sizes}, dim=2)")
+        self.lines.append(f"h = {self.activation(step.activation)}(h) * up{factor}")
+        self.drop(step.dropout)
 
     def layer_inputs(self, step: LayerInputs) -> None:
         size = step.norm.weight.numel()

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
 WHITESPACE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
-NO_LLGUIDANCE = "replies in JSON require llguidance: pip install 'minhub_py[json]'"
 MAX_SCHEMA = 100_000  # characters
 MAX_STRING = 10_000  # characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
 MAX_MULTIPLE = 10_000  # states of `multipleOf`: 1,000,000 take 12 s and 450 MB to compile
@@ -86,10 +86,9 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Any, size: int, ends: Iterable[int]) -> None:
-        try:
-            import llguidance
-        except ImportError as error:
-            raise ValueError(NO_LLGUIDANCE) from error
+        require("json")
+        import llguidance
+
         self._new, self._limits = llguidance.LLMatcher, llguidance.LLParserLimits
         try:
             self._tokens = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=sorted(ends) or None)

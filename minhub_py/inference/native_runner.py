@@ -85,7 +85,7 @@ class NativeRunner(TorchRunner):
 
     def new_cache(self, rows: int, size: int, drafts: int = 0) -> Cache:
         """See `Runner`."""
-        return self.model.new_cache(rows, size, self.lookahead, min(drafts, MAX_STATES))
+        return self.model.new_cache(rows, size, self.lookahead, min(drafts, MAX_STATES) * self.supports_drafts)
 
     def encode(self, ids: Sequence[int], cache: Cache, row: int) -> None:
         """See `Runner`."""

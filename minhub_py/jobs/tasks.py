@@ -247,15 +247,12 @@ def activations(model: Any, tokenizer: "Tokenizer", texts: Sequence[Text], *, at
     results: list[Results] = [[] for _ in texts]
     if not short:
         return results
-    recorded = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
-    if len(recorded.values) != 1:
-        raise ValueError(
-            f"--at {at} names {len(recorded.values)} points: name one, such as {next(iter(recorded.values))}"
-        )
-    [values] = recorded.values.values()
-    for number, position, token, vector in zip(
-        recorded.texts, recorded.positions, recorded.tokens, values.numpy(), strict=True
-    ):
+    result = activations_of(model, tokenizer, [texts[number].ids for number in short], at, pool=pool)
+    if len(result.values) != 1:
+        raise ValueError(f"--at {at} names {len(result.values)} points: name one, such as {next(iter(result.values))}")
+    [values] = result.values.values()
+    columns = zip(result.texts, result.positions, result.tokens, values.numpy(), strict=True)
+    for number, position, token, vector in columns:
         location = {"token_n": position + 1 if position >= 0 else None, "token": token}
         results[short[number]].append({**location, "activation": [float(str(value)) for value in vector]})
     return results
@@ -426,14 +423,7 @@ TASKS: Mapping[str, Task] = {
     "pairs": Task(pairs, PAIRS, 256, "Scoring pairs", extra="target", options={"column": "good", "target": "bad"}),
     "embed": Task(embed, (Column("embedding", "vector"),), 256, "Embedding", exact=False, models="all"),
     "activations": Task(activations, ACTIVATIONS, 64, "Computing", exact=False, models="all"),
-    "classify": Task(
-        classify,
-        (),
-        256,
-        "Classifying",
-        models="encoders",
-        more_columns=classification,
-    ),
+    "classify": Task(classify, (), 256, "Classifying", models="encoders", more_columns=classification),
     "annotate": Task(
         annotate,
         (Column("label", "string"), Column("prob", "float64"), Column("margin", "float64")),

@@ -11,8 +11,9 @@ sufficient without draft tokens; each additional slot permits to remove one more
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -265,6 +266,8 @@ class Past:
     recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
     attended_tokens: (B, T) bool, the tokens that an encoder and cross-attention attend to, without padding; None for
     all.
+    lengths: of texts that follow each other in `idx` (1, T), without a cache. Each has its own positions and attends to
+    itself only; attention must have no bias.
     """
 
     def __init__(
@@ -274,7 +277,9 @@ class Past:
         encoder: EncoderCache | None = None,
         recorded: dict[int, Tensor] | None = None,
         attended_tokens: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> None:
+        self.texts = [] if lengths is None else [Past(text) for text in idx.split(list(lengths), dim=1)]
         lengths = [0] if cache is None else cache.lengths
         if min(lengths) == max(lengths):  # a set of lengths would make torch.compile recompile for each token
             lengths = lengths[:1]
@@ -291,6 +296,9 @@ class Past:
         self._masks: dict[int | None, Tensor | None] = {}
         self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # keys, values and positions by layer
         self._bias: tuple[Tensor, int | None, Tensor] | None = None  # the latest bias, its window and its masked copy
+        if self.texts:
+            self.positions = torch.cat([text.positions for text in self.texts], dim=1)
+            self.size = self.end = max(text.length for text in self.texts)
 
     def attend(
         self,
@@ -320,6 +328,10 @@ class Past:
 
         A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
         """
+        if self.texts:
+            settings: Any = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal,
+                             "dropout": dropout, "upcast": upcast, "source": source, "keep": keep}  # fmt: skip
+            return self.attend_in_texts(layer, q, k, v, settings)
         T = self.length
         k, v, attended = self.keys_values(layer, k, v, source)
         if keep:
@@ -339,6 +351,15 @@ class Past:
         if self.recorded is not None:
             self.recorded[layer] = attention_weights(q.float(), k.float(), mask, is_causal, scale, softcap, sinks)
         return attention(q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast)
+
+    def attend_in_texts(
+        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, settings: Mapping[str, Any]
+    ) -> Tensor:
+        """`attend` within each text of `lengths`."""
+        lengths = [text.length for text in self.texts]
+        parts = ([None] * len(lengths) if tensor is None else tensor.split(lengths, dim=2) for tensor in (q, k, v))
+        attended = (text.attend(layer, *part, **settings) for text, *part in zip(self.texts, *parts, strict=True))
+        return torch.cat(list(attended), dim=2)
 
     def keys_values(
         self, layer: int, k: Tensor | None, v: Tensor | None, source: int | None

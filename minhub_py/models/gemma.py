@@ -38,7 +38,7 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
+from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, HiddenStates, Linear, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -182,7 +182,7 @@ GEMMA2 = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 2
 
 
 @dataclass(frozen=True)
-class GemmaConfig(HeadSettings):
+class GemmaConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: Gemma 7B."""
 
     TITLE: ClassVar = "Gemma"
@@ -321,8 +321,3 @@ class GemmaConfig(HeadSettings):
         elif nested and self.head == "sequence":
             architecture = "Gemma3TextForCausalLM"
         return settings | self.hub_head(architecture)
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

@@ -36,7 +36,7 @@ from minhub_py.models.layers import RMSNorm, merge_heads, rms_norm, scaled, spli
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types
+from minhub_py.models.settings import Positions, check_layer_types
 from minhub_py.models.steps import Add, Attend, Embed, Linear, LoadResidual, Logits, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -230,7 +230,7 @@ class Gemma4(LanguageModel):
 
 
 @dataclass(frozen=True)
-class Gemma4Config:
+class Gemma4Config(Positions):
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "Gemma 4"
@@ -393,8 +393,3 @@ class Gemma4Config:
             full = [layer for layer, kind in enumerate(self.kinds) if kind == FULL]
             settings["per_layer_config"] = {str(layer): entry for layer in full}
         return {"architectures": ["Gemma4ForCausalLM"], **settings}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

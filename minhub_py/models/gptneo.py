@@ -27,7 +27,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
-from minhub_py.models.settings import SUMMARY, check_multiple
+from minhub_py.models.settings import SUMMARY, Positions, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 MODEL_TYPE = "gpt_neo"
@@ -139,7 +139,7 @@ class GPTNeo(LanguageModel):
 
 
 @dataclass(frozen=True)
-class GPTNeoConfig(HeadSettings):
+class GPTNeoConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: GPT-Neo 1.3B."""
 
     TITLE: ClassVar = "GPT-Neo"
@@ -204,8 +204,3 @@ class GPTNeoConfig(HeadSettings):
             "attention_types": self.attention_types or [[self.attention_layers, 1]],
             "attention_layers": self.attention_layers,
         }
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

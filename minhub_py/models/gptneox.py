@@ -27,7 +27,7 @@ from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_multiple, check_rotated
+from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
@@ -124,7 +124,7 @@ class GPTNeoX(LanguageModel):
 
 
 @dataclass(frozen=True)
-class GPTNeoXConfig(HeadSettings):
+class GPTNeoXConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: GPT-NeoX 20B."""
 
     TITLE: ClassVar = "GPT-NeoX"
@@ -175,8 +175,3 @@ class GPTNeoXConfig(HeadSettings):
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head("GPTNeoXForCausalLM"), "model_type": "gpt_neox", **settings}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

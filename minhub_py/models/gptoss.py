@@ -32,7 +32,7 @@ from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture,
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types, check_multiple
+from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 
@@ -170,7 +170,7 @@ FLOATS = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_
 
 
 @dataclass(frozen=True)
-class GPTOSSConfig(HeadSettings):
+class GPTOSSConfig(HeadSettings, GroupedHeads):
     """The settings of config.json that change the result. Defaults: GPT-OSS 120B."""
 
     TITLE: ClassVar = "GPT-OSS"
@@ -241,16 +241,6 @@ class GPTOSSConfig(HeadSettings):
                 raise ValueError(f"GPT-OSS: in mxfp4 {name} must be a multiple of {BLOCK}, not {getattr(self, name)}")
 
     @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
         settings = YARN if self.rope_parameters is None else {"rope_theta": 150000.0, **self.rope_parameters}
@@ -289,8 +279,3 @@ class GPTOSSConfig(HeadSettings):
             del settings["quantization_config"]
         own = {"rope_parameters": self.rope, "head_dim": self.head_size, "num_key_value_heads": self.kv_heads}
         return {**self.hub_head("GptOssForCausalLM"), "model_type": "gpt_oss", **settings, **own}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

@@ -31,7 +31,7 @@ from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
+from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 
@@ -161,7 +161,7 @@ DENSE, SPARSE = {"model_types": ("lfm2",)}, {"model_types": ("lfm2_moe",)}
 
 
 @dataclass(frozen=True)
-class Lfm2Config:
+class Lfm2Config(Positions):
     """The settings of config.json that change the result. Defaults: transformers."""
 
     TITLE: ClassVar = "LFM2"
@@ -272,8 +272,3 @@ class Lfm2Config:
             settings.pop("block_ff_dim", None)
         own = {"rope_parameters": self.rope, "layer_types": self.kinds}
         return {"architectures": [CLASSES[self.model_type]], **settings, **own}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

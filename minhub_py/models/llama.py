@@ -43,7 +43,7 @@ from minhub_py.models.layers import (
     split_heads,
 )
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_layer_types, check_multiple, unavailable
+from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple, unavailable
 from minhub_py.models.steps import (
     Add,
     AddSinusoids,
@@ -279,7 +279,7 @@ class Llama(LanguageModel):
 
 
 @dataclass(frozen=True)
-class LlamaConfig(HeadSettings):
+class LlamaConfig(HeadSettings, GroupedHeads):
     """The settings of config.json that change the result. Defaults: Llama 2 7B."""
 
     TITLE: ClassVar = "Llama"
@@ -340,16 +340,6 @@ class LlamaConfig(HeadSettings):
         return self.intermediate_size
 
     @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
         return rotary.completed(self.rope_parameters, self.max_position_embeddings)
@@ -390,8 +380,3 @@ class LlamaConfig(HeadSettings):
         if self.layer_types is None:  # transformers reads a mistral model with layer_types, even null, as a ministral
             del settings["layer_types"]
         return settings | self.hub_head(ARCHITECTURES[self.model_type])
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

@@ -36,7 +36,7 @@ from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_multiple, unavailable
+from minhub_py.models.settings import GroupedHeads, check_multiple, unavailable
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step
 
 CLASSES = {"mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -150,7 +150,7 @@ QWEN, GRANITE = {"model_types": ("qwen3_moe",)}, {"range": (0.0, 1e6), "model_ty
 
 
 @dataclass(frozen=True)
-class MixtralConfig(HeadSettings):
+class MixtralConfig(HeadSettings, GroupedHeads):
     """The settings of config.json that change the result. Defaults: Mixtral 8x7B."""
 
     TITLE: ClassVar = "Mixtral"
@@ -239,16 +239,6 @@ class MixtralConfig(HeadSettings):
         return self.moe_intermediate_size if self.model_type == "qwen3_moe" else self.intermediate_size
 
     @property
-    def kv_heads(self) -> int:
-        """G."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """D."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
     def window(self) -> int | None:
         """The window of all layers, in positions; None for all previous positions."""
         return self.sliding_window if self.use_sliding_window or self.model_type == "mixtral" else None
@@ -271,8 +261,3 @@ class MixtralConfig(HeadSettings):
         if self.model_type == "qwen3_moe":
             own["mlp_only_layers"] = self.mlp_only_layers or []
         return {**self.hub_head(CLASSES[self.model_type]), **settings, **own}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

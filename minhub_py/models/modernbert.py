@@ -29,6 +29,7 @@ from minhub_py.models.cache import Past
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
 from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.rotary import Rotation
+from minhub_py.models.settings import Positions
 from minhub_py.models.steps import Add, Attend, Embed, Gate, HiddenStates, Linear, Norm, Rotate, Step
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -146,7 +147,7 @@ def head_of(config: "ModernBertConfig") -> nn.Module | None:
 
 
 @dataclass(frozen=True)
-class ModernBertConfig(HeadSettings):
+class ModernBertConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: ModernBERT-base."""
 
     TITLE: ClassVar = "ModernBERT"
@@ -226,11 +227,6 @@ class ModernBertConfig(HeadSettings):
                 raise ValueError(f"ModernBERT: config.json has two values of {name}: {theta} and {rope['rope_theta']}")
             ropes[kind] = rotary.completed({"rope_theta": theta or default, **rope}, self.max_position_embeddings)
         return ropes
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""

@@ -25,7 +25,7 @@ from minhub_py.models.base import ACTIVATIONS, LanguageModel
 from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
-from minhub_py.models.settings import check_multiple
+from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, Linear, LoadResidual, Logits, Norm, Step
 
 FIRST = 2  # row of the position 0
@@ -142,7 +142,7 @@ class OPT(LanguageModel):
 
 
 @dataclass(frozen=True)
-class OPTConfig(HeadSettings):
+class OPTConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: OPT 125M."""
 
     TITLE: ClassVar = "OPT"
@@ -186,8 +186,3 @@ class OPTConfig(HeadSettings):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         return {**self.hub_head("OPTForCausalLM"), "model_type": "opt", **self.without_head()}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

@@ -27,7 +27,7 @@ from minhub_py.models.cache import KeyValues, Layout, Past
 from minhub_py.models.heads import HeadSettings
 from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
-from minhub_py.models.settings import check_multiple, check_rotated
+from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step
 
 
@@ -127,7 +127,7 @@ class Phi(LanguageModel):
 
 
 @dataclass(frozen=True)
-class PhiConfig(HeadSettings):
+class PhiConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: phi-1."""
 
     TITLE: ClassVar = "Phi"
@@ -184,8 +184,3 @@ class PhiConfig(HeadSettings):
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head("PhiForCausalLM"), "model_type": "phi", **settings}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

@@ -14,6 +14,36 @@ SUMMARY = frozenset(
 HEAD_SETTINGS = ("architectures", "id2label", "num_labels", "problem_type")
 
 
+class Positions:
+    """Configs in which max_position_embeddings limits the number of positions."""
+
+    max_position_embeddings: int
+
+    @property
+    def context_length(self) -> int:
+        """Maximum number of positions."""
+        return self.max_position_embeddings
+
+
+class GroupedHeads(Positions):
+    """Configs with KV heads, and with heads whose size may not follow from the number of channels."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """D."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
 def unavailable(config: Any, model_type: str) -> dict[str, Any]:
     """Defaults of the settings of a config, or its class, that a model type does not have (metadata "model_types")."""
     return {

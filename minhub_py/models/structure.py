@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated
+from minhub_py.models.settings import Positions, check_layer_types, check_multiple, check_rotated
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Structure:
 
 
 @dataclass(frozen=True)
-class RelativeConfig(HeadSettings):
+class RelativeConfig(HeadSettings, Positions):
     """The common settings of Llama's relatives. Subclasses declare their own settings and defaults.
 
     ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.    THETA: the default of
@@ -164,8 +164,3 @@ class RelativeConfig(HeadSettings):
         """The config.json of this model for transformers."""
         settings = {**self.without_head(), "rope_parameters": self.rope}
         return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **settings}
-
-    @property
-    def context_length(self) -> int:
-        """Maximum number of positions."""
-        return self.max_position_embeddings

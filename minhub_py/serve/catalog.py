@@ -153,8 +153,12 @@ class Models:
         if (entry := self._named(name)) is None:
             names = list(self.entries)
             listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+            other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
+            served = None if other is None else other.served
+            is_adapter = served is not None and served.parent is not None
+            hint = f"; the adapter is {' or '.join(served.names[::2])}" if served and is_adapter else ""
             raise RequestError(
-                404, f"unknown model {name[:200]!r}: available are {listed or 'none'}", "model_not_found", "model"
+                404, f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}", "model_not_found", "model"
             )
         return entry
 

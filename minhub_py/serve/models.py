@@ -101,8 +101,11 @@ class ServedModel:
 
     @cached_property
     def memory(self) -> int:
-        """Bytes of the weights, with shared ones counted once, and of the KV cache."""
+        """Bytes of the weights, with shared ones counted once, and of the KV cache. Of an adapter: without its base."""
         tensors = {tensor.data_ptr(): tensor for tensor in self.model.state_dict().values()}
+        if self.parent is not None and self.model.base is not None:
+            for tensor in self.model.base.state_dict().values():
+                tensors.pop(tensor.data_ptr(), None)
         return sum(tensor.nbytes for tensor in tensors.values()) + self.engine.cache_bytes
 
     @cached_property

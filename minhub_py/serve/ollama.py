@@ -110,7 +110,7 @@ def details(served: ServedModel) -> dict[str, Any]:
     count, family = served.parameters, architecture_of(served)
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
     kind = kind_of(served.model) or str(next(served.model.parameters()).dtype).removeprefix("torch.")
-    return {"parent_model": "", "format": "minhub", "family": family, "families": [family],
+    return {"parent_model": served.parent or "", "format": "minhub", "family": family, "families": [family],
             "parameter_size": size, "quantization_level": LEVELS.get(kind, kind)}  # fmt: skip
 
 

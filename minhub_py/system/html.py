@@ -20,11 +20,13 @@ def table(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as text: numbers with four significant digits, NaN and None as nothing."""
+    """A value as text: numbers with at least four significant digits, NaN and None as nothing."""
     if value is None or value != value:  # noqa: PLR0124
         return ""
     is_fraction = isinstance(value, float) or getattr(getattr(value, "dtype", None), "kind", "") == "f"
-    return f"{value:.4g}" if is_fraction else printable(str(value))
+    if not is_fraction:
+        return printable(str(value))
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"  # 11484, not 1.148e+04
 
 
 def note(parts: Iterable[str]) -> str:

@@ -20,33 +20,27 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-import weights_map
-from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
-from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
 from minhub_py.system.spelling import setting
-from minhub_py.training import adapter_run
+from minhub_py.training import adapter_run, trainer_state
 from minhub_py.training.checkpoint import LossRow, Measures, Progress, RunFolder, progress_json, read_state, write_state
 from minhub_py.training.cpu_kernels import CPUKernels
 from minhub_py.training.data import Corpus, DataLoader, evaluation_batches
-from minhub_py.training.data_parallel import DataParallelGroup, distribute_like, full_tensor, gather_on_main
+from minhub_py.training.data_parallel import DataParallelGroup, full_tensor, gather_on_main
 from minhub_py.training.errors import reading
+from minhub_py.training.estimate import estimate, is_representative
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
 from minhub_py.training.memory import checkpoint_blocks, release_free_pages
 from minhub_py.training.objectives import ExampleTask, example_task
-from minhub_py.training.optimizer import create_optimizer, is_fused, learning_rate, random_seed
+from minhub_py.training.optimizer import create_optimizer, learning_rate, random_seed
+from minhub_py.training.outputs import sample_text, write_model
 from minhub_py.training.settings import CONTEXT, Settings
 
 REPORT_INTERVAL = 0.5  # seconds between progress reports, which read the loss and therefore wait for the GPU
 RELEASE_EVERY = 2  # steps between releases of memory, which cost time because the pages are mapped again
-STEP_PER_FORWARD = 3  # duration of a training step, in forward passes
-WARMUP_SECONDS = 10.0  # a first batch of this duration is representative, although it includes initialization
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
-STATES = ("h", "c")  # an LSTM's state of each layer
 
 
 class Trainer:
@@ -296,24 +290,17 @@ class Trainer:
         return loss / targets, task.measures(scored)
 
     def estimate(self, number: int, seconds: float, tokens: int, last: bool) -> None:
-        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens.
-
-        The first batch includes initialization: unless it is slow or the last one, the next batch is used.
-        """
-        early = number == 1 and seconds < WARMUP_SECONDS and not last
-        if self.has_estimate or not self.group.is_main or early:
+        """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
+        if self.has_estimate or not self.group.is_main or not is_representative(number, seconds, last):
             return
         self.has_estimate = True
-        settings = self.settings
-        steps = settings.steps - self.progress.step
-        evaluations = 1 + -(-steps // settings.evaluate_every)
         if isinstance(self.corpus, Corpus):
-            evaluated = evaluations * sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
+            evaluated = sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
         else:
-            evaluated = evaluations * len(self.corpus.held_out.ids)
-        per_token = seconds / tokens / self.group.world_size
-        step_seconds = self.tokens_per_step * STEP_PER_FORWARD * per_token
-        self.listener.estimated(steps * step_seconds + evaluated * per_token, steps, evaluations, step_seconds)
+            evaluated = len(self.corpus.held_out.ids)
+        per_token, left = seconds / tokens / self.group.world_size, self.settings.steps - self.progress.step
+        every = self.settings.evaluate_every
+        self.listener.estimated(*estimate(per_token, self.tokens_per_step, evaluated, left, every))
 
     def evaluate(self) -> None:
         """Compute the validation loss, add a row to losses.csv, save the best model, and write a sample."""
@@ -396,11 +383,8 @@ class Trainer:
         if self.group.is_sharded:
             model = skeleton(self.family.Model, model.config)
             model.load_state_dict(state, assign=True)
-        ids = self.tokenizer.encode(prompt).ids
-        model.eval()
-        [new] = generate(model, [ids], self.settings.sample_tokens, seed=self.settings.seed, temperature=0.8)
+        text = sample_text(model, self.tokenizer, prompt, self.settings.sample_tokens, self.settings.seed)
         self.set_training_mode()
-        text = prompt + self.tokenizer.decode(new)
         samples = self.folder.samples
         with self.folder.writing(samples), samples.open("a", encoding="utf-8", newline="") as file:
             file.write(f"==== step {self.progress.step}\n{text}\n\n")
@@ -412,14 +396,7 @@ class Trainer:
 
     def write_model(self, folder: Path, state: dict[str, Tensor]) -> None:
         """Write the model in Hub layout, or its adapter."""
-        if self.settings.lora:
-            adapter_run.save(self.model, folder, tokenizer_files(self.tokenizer))
-            return
-        config = self.model.config
-        tensors = weights_map.to_hub(self.family.model_type, state, config)
-        hub_config = {**config.to_hub(), "dtype": "float32"}
-        size = sum(tensor.nbytes for tensor in state.values()) + 1  # a single file can be replaced atomically
-        write_checkpoint(folder, tensors, hub_config, companions=tokenizer_files(self.tokenizer), max_shard_size=size)
+        write_model(folder, self.model, self.family.model_type, state, self.tokenizer)
 
     def save(self) -> None:
         """Write a checkpoint of this step. OSError: the disk is full; the previous checkpoint is intact."""
@@ -428,7 +405,7 @@ class Trainer:
         self.progress.sums = self.mean_sums()  # raises before a checkpoint of diverged weights
         self.progress.seconds = time.perf_counter() - self.started
         model = gather_on_main(self.state(), self.group)
-        tensors = gather_on_main(self.optimizer_tensors() | self.state_tensors(), self.group)
+        tensors = self.state_tensors()
         if self.group.is_main:
             with self.folder.new_checkpoint(self.progress.step) as partial:
                 self.write_model(partial, model)
@@ -444,28 +421,11 @@ class Trainer:
             self.folder.write(newest / "progress.json", progress_json(self.progress))
         self.group.barrier()
 
-    def moment_names(self) -> list[tuple[str, str, nn.Parameter]]:
-        """AdamW's moments: names in a checkpoint and in the optimizer, and the parameter; empty before step 1."""
-        return [
-            (f"{moment}.{name}", moment, parameter)
-            for name, parameter in self.trained.items()
-            for moment in MOMENTS
-            if self.progress.step
-        ]
-
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer state, by names in the checkpoint."""
-        return {name: self.optimizer.state[parameter][moment] for name, moment, parameter in self.moment_names()}
-
     def state_tensors(self) -> dict[str, Tensor]:
-        """An LSTM's state (L, B, H) for the entire batch, gathered from micro-batches and processes."""
-        if not self.carry:
-            return {}
-        tensors = {}
-        for index, name in enumerate(STATES):
-            micro_batches = [torch.stack([layer[index] for layer in state.layers]).float() for state in self.states]
-            tensors[f"state.{name}"] = self.group.all_gather(torch.cat(micro_batches, dim=1), dim=1)
-        return tensors
+        """The tensors of a checkpoint beside the model, gathered on the main process."""
+        tensors = trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
+        tensors |= trainer_state.lstm_tensors(self.states, self.group) if self.carry else {}
+        return gather_on_main(tensors, self.group)
 
     def resume(self, checkpoint: Path) -> None:
         """Load optimizer state, progress and LSTM state from a checkpoint, whose weights the model already has.
@@ -477,22 +437,13 @@ class Trainer:
         if self.settings.steps < step:
             raise ValueError(f"this run has completed {step} steps: {setting('steps')} must be at least {step}")
         self.saved_step = step
-        shapes = {name: parameter.shape for name, _, parameter in self.moment_names()}
-        if self.carry:
-            layers = self.states[0].layers
-            shape = torch.Size((len(layers), self.settings.batch, layers[0][0].size(1)))
-            shapes |= {f"state.{name}": shape for name in STATES}
+        trained = self.trained if step else {}
+        shapes = {name: parameter.shape for name, _, parameter in trainer_state.moments(trained)}
+        shapes |= trainer_state.lstm_shapes(self.states, self.settings.batch) if self.carry else {}
         with reading(checkpoint / "optimizer.safetensors"):
             if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
                 raise ValueError("it is of another model")
-        for name, moment, parameter in self.moment_names():
-            device = parameter.device if is_fused(parameter.device) else "cpu"
-            state = self.optimizer.state[parameter]
-            state["step"] = torch.tensor(float(step), device=device)
-            state[moment] = distribute_like(tensors[name], parameter)
-        for index, name in enumerate(STATES if self.carry else ()):
-            shard = tensors[f"state.{name}"][:, self.shard].to(self.device)
-            for state, micro_batch in zip(self.states, shard.split(self.micro_batch, dim=1), strict=True):
-                for layer, values in zip(state.layers, micro_batch, strict=True):
-                    layer[index].copy_(values)
+        trainer_state.load_moments(self.optimizer, trained, tensors, step)
+        if self.carry:
+            trainer_state.load_lstm(self.states, tensors, self.shard, self.micro_batch)
         self.sums += torch.tensor(self.progress.sums, dtype=self.sums.dtype, device=self.device)

@@ -2,8 +2,9 @@
 
 import ctypes
 import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ ACTIVATION_BYTES = 2**30  # of a micro-batch on a CPU, or a quarter of the free 
 # Per token and feature of the inputs and outputs of all matrices. The tensors that the backward pass of SmolLM2-135M's
 # adapter needs have 4.5 bytes in float32 (1.37 MB per token); the rest are temporary tensors.
 BYTES_PER_FEATURE = 6
+KERNELS = 64  # a step of SmolLM2-135M needs about 20 for each length
 LOGITS_BYTES = 16  # per token and word of the vocabulary, if the logits are not computed in slices
 
 
@@ -53,6 +55,16 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def activation_memory() -> int:
     """Bytes for the activations of a micro-batch."""
     return min(ACTIVATION_BYTES, free_memory() // 4)
+
+
+def limit_kernel_cache() -> None:
+    """Let oneDNN store the code for `KERNELS` matrix products instead of 1,024, unless the user has set a number.
+
+    It generates code for each shape, 0.6 MB in bfloat16, and each length of a batch is another shape: without a limit,
+    the memory of a run on examples grows by 30 MB per step. oneDNN reads the number at its first product in a process.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, and of PyTorch's part of it
+        os.environ.setdefault(name, str(KERNELS))
 
 
 def release_free_pages() -> None:
@@ -93,3 +105,29 @@ def parts_of(batch: int, tokens: int, most: int) -> int:
     """
     size = max(1, int(most // max(tokens, 1)))
     return next(parts for parts in range(1, batch + 1) if batch % parts == 0 and batch // parts <= size)
+
+
+def groups_of(lengths: Sequence[int], count: int) -> list[slice]:
+    """Split sequences into at most `count` groups so that the largest padded group has as few tokens as possible.
+
+    lengths: the number of tokens of each sequence, in ascending order. A long sequence is then alone, and short ones
+    share a group, which needs less memory than groups of equal numbers of sequences.
+    """
+    low, high = lengths[-1], lengths[-1] * len(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        if len(groups_within(lengths, middle)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return groups_within(lengths, low)
+
+
+def groups_within(lengths: Sequence[int], tokens: int) -> list[slice]:
+    """As few groups as possible whose padded sequences have at most `tokens` tokens; see `groups_of`."""
+    groups, first = [], 0
+    for index, length in enumerate(lengths):
+        if (index - first + 1) * length > tokens and index > first:
+            groups.append(slice(first, index))
+            first = index
+    return [*groups, slice(first, len(lengths))]

@@ -29,8 +29,9 @@ from minhub_py.models.lora import LoRALinear
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
-from minhub_py.training.memory import recomputed
+from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
+from minhub_py.training.packing import hidden_of_texts, supports_packing
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
@@ -62,16 +63,19 @@ class Batch:
 class ExampleTask:
     """The batches and the loss of a run on examples.
 
-    objective: see examples.py.    beta: of DPO.    mask_id, vocab_size: for masked words.
+    objective: see examples.py.    beta: of DPO.    mask_id, vocab_size: for masked words.    packed: whether texts
+    are computed without padding (packing.py).
     """
 
     def __init__(
         self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
         max_tokens: int, beta: float = 0.1, classes: int = 0, mask_id: int | None = None, vocab_size: int = 0,
+        packed: bool = False,
     ) -> None:  # fmt: skip
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
         self.beta, self.classes, self.mask_id, self.vocab_size = beta, classes, mask_id, vocab_size
+        self.packed = packed
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and its number only."""
@@ -107,11 +111,9 @@ class ExampleTask:
         return batch
 
     def batches(self, examples: Examples, numbers: Sequence[int], scale: float, step: int) -> list[Batch]:
-        """Batches of at most `micro_batch` examples."""
-        return [
-            self.collate(examples, numbers[first : first + self.micro_batch], scale, [step, first])
-            for first in range(0, len(numbers), self.micro_batch)
-        ]
+        """Micro-batches of examples in the order of their lengths, as many as for `micro_batch` examples each."""
+        parts = groups_of([examples.length(number) for number in numbers], -(-len(numbers) // self.micro_batch))
+        return [self.collate(examples, numbers[part], scale, [step, part.start]) for part in parts]
 
     def collate(self, examples: Examples, numbers: Sequence[int], scale: float, seeds: list[int]) -> Batch:
         """Pad examples at their end."""
@@ -178,7 +180,7 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        hidden = model.hidden(batch.idx[:, :-1])
+        hidden = self.hidden(model, batch.idx, batch.mask)
         chosen = batch.weights[:, 1:] > 0
         frozen = model.base is not None and not any(
             isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
@@ -188,11 +190,20 @@ class ExampleTask:
         if self.objective != "preference" and keep.any():
             kept, chosen = chosen & keep.unsqueeze(1), chosen & ~keep.unsqueeze(1)
             with torch.no_grad():
-                reference = model.base.hidden(batch.idx[keep, :-1])[kept[keep]]
+                reference = self.hidden(model.base, batch.idx[keep], batch.mask[keep])[kept[keep]]
             result = result.masked_scatter(kept, token_logprobs(model.logits, hidden[kept], reference, frozen))
         return result.masked_scatter(
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         )
+
+    def hidden(self, model: Any, idx: Tensor, mask: Tensor) -> Tensor:
+        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed, padding is 0."""
+        lengths = [max(int(length) - 1, 1) for length in mask.sum(dim=1)]
+        idx = idx[:, :-1]
+        if not self.packed or min(lengths) == idx.size(1):
+            return model.hidden(idx)  # type: ignore[no-any-return]
+        hidden = hidden_of_texts(model, [row[:length] for row, length in zip(idx, lengths, strict=True)])
+        return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
     def preference_loss(self, model: Any, batch: Batch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is the base."""
@@ -275,7 +286,7 @@ def example_task(
     return ExampleTask(
         objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
         max_tokens=settings.evaluate_tokens, beta=settings.beta, classes=len(corpus.labels), mask_id=mask_id,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.config.vocab_size, packed=supports_packing(model),
     )  # fmt: skip
 
 

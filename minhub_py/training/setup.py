@@ -1,64 +1,53 @@
-"""Start and resume training runs: resolve settings, load the model, encode the text, and create a trainer."""
+"""Start and resume training runs: prepare the folder, encode the text, and create a trainer."""
 
 import dataclasses
 import math
-import os
-import re
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from copy import copy
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
-from tokenizers import Tokenizer
-from torch import nn
 
-from minhub_py.adapters.heads import with_head
-from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     SAVED_COMPANIONS,
-    characters,
     describe_unknown,
-    encode,
     parse,
     read_tokenizer,
     tokenizer_files,
-    train_byte_level_bpe,
     unknown_characters,
     working,
 )
 from minhub_py.distributed import environment
-from minhub_py.fitting import describe, fit, with_values
-from minhub_py.inference.quantize import QuantizedLinear
-from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import load, open_checkpoint
-from minhub_py.registry import ENTRIES, Architecture, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
-from minhub_py.system.processor import has_bfloat16
-from minhub_py.system.spelling import resume_call, setting
-from minhub_py.training import adapter_run, example_run, memory
+from minhub_py.system.spelling import resume_call
+from minhub_py.training import example_run
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
-from minhub_py.training.data import Text, prepare, read_corpus, split_at_words
+from minhub_py.training.data import Text, prepare, read_corpus
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group
-from minhub_py.training.errors import CorruptError, read_object, reading
+from minhub_py.training.errors import CorruptError, reading
 from minhub_py.training.examples import ExampleCorpus, is_table
+from minhub_py.training.initial_model import load_model
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
 from minhub_py.training.optimizer import learning_rate
 from minhub_py.training.preparation import Preparation, size_and_time
+from minhub_py.training.process_state import catch_signals, memory_advice, restore_torch_state
 from minhub_py.training.recovery import check_model_files, recovery_advice
-from minhub_py.training.settings import CONTEXT, Settings, read_settings, record_change
+from minhub_py.training.resolution import (
+    check_model,
+    open_start,
+    resolve_settings,
+    tokenizer_of,
+    with_example_defaults,
+)
+from minhub_py.training.settings import Settings, read_settings, record_change
 
-LORA_RATE = 5e-4  # of an adapter; 10 times the rate of full fine-tuning, as in trl's "LoRA without regret"
-MAX_DEFAULT_CONTEXT = 1024  # maximum context that a run adopts from the model to fine-tune
 STREAM_COPY = "text.txt"  # copy of a text that can be read only once; removed after encoding
 # Files of a preparation, which remain if the process is killed before the first step.
 PREPARATION_FILES = {"train.bin", "held_out.bin", "train.safetensors", "held_out.safetensors", STREAM_COPY} | {
@@ -95,29 +84,6 @@ def start_run(
             group.barrier()
             settings = with_example_defaults(folder, settings, start, given)
             run(folder, settings, start, group, listener)
-
-
-def with_example_defaults(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, given: Collection[str]
-) -> Settings:
-    """The settings with the defaults for fine-tuning, which depend on the examples and on the size of the model."""
-    if start is None:
-        return settings
-    examples = dict(read_object(folder.tokens / "tokens.json"))
-    has_examples = "objective" in examples
-    if not has_examples:  # a text: sequences of `context` tokens
-        examples |= {"length": settings.context, "train": examples["train"] // (settings.context or CONTEXT)}
-    most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
-    return example_run.with_defaults(settings, given, examples, most)
-
-
-def tokens_in_memory(settings: Settings, start: Checkpoint, size: int, *, sliced: bool) -> int:
-    """The number of tokens whose activations have at most `size` bytes; a constant for GPUs and several processes."""
-    if choose_device(settings.device).name != "cpu" or environment.world_size() > 1:
-        return memory.MICRO_BATCH_TOKENS
-    architecture, config = describe(start)
-    tokens = memory.tokens_in_memory(config, architecture.new, size, sliced=sliced)
-    return min(tokens, memory.MICRO_BATCH_TOKENS)
 
 
 @contextmanager
@@ -235,82 +201,6 @@ def check_new(folder: RunFolder) -> None:
         raise FileExistsError(f"{folder.path} contains {min(names)} already: choose a new folder")
 
 
-def open_start(settings: Settings) -> Checkpoint | None:
-    """The checkpoint that a run fine-tunes. Raises the errors of `from_pretrained`."""
-    return None if settings.start is None else open_checkpoint(settings.start, settings.revision or "main")
-
-
-def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
-    """Replace None and "auto". ValueError: the settings do not fit each other, the model or the machine."""
-    if start is None:
-        entry = ENTRIES[settings.family or "gpt2"]
-        config = settings.fresh_config(entry, settings.vocab_size)  # raises errors before a long text is read
-        context = CONTEXT
-    else:
-        architecture, config = describe(start)
-        entry = entry_of(config.to_hub()["model_type"])
-        if settings.family not in (None, entry.name):
-            raise ValueError(f"{settings.start} contains a {entry.name} model, not {settings.family}: remove "
-                             f"{setting('family')}")  # fmt: skip
-        context = min(settings.tuned_config(architecture, config).context_length or CONTEXT, MAX_DEFAULT_CONTEXT)
-        # A long example is better than a truncated one, but texts have sequences of any length.
-        is_text = settings.objective == "text"
-        size = memory.activation_memory() if is_text else memory.free_memory() // 2
-        context = min(context, tokens_in_memory(settings, start, size, sliced=not is_text))
-    if (quantization := getattr(config, "quantization_config", None)) is not None:
-        method = quantization.get("quant_method")
-        raise ValueError(f"weights in {method} cannot be trained: use the model in BF16 or F32")
-    training = entry.architecture.training
-    device = choose_device(settings.device)
-    dtype, rate = settings.dtype, settings.learning_rate
-    if dtype == "auto":
-        # cuDNN's LSTM computes in float16 under autocast, where small gradients underflow.
-        fast = device.name.startswith("cuda") and "bfloat16" in device.dtypes and not training.carries_state
-        # The frozen weights of an adapter's base can be stored in bfloat16, too.
-        fast = fast or (device.name == "cpu" and bool(settings.lora) and has_bfloat16() and has_onednn_bfloat16())
-        dtype = "bfloat16" if fast else "float32"
-    if settings.lora:
-        adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
-    if rate is None:
-        rate = LORA_RATE if settings.lora else training.learning_rate * (1 if start is None else 0.1)
-        if settings.objective == "preference" or not settings.lora:
-            rate = example_run.RATES.get(str(settings.objective), rate)
-    return dataclasses.replace(
-        settings,
-        family=entry.name,
-        context=settings.context or context,
-        tokenizer=settings.tokenizer or settings.start or "characters",
-        learning_rate=rate,
-        dtype=dtype,
-        threads=settings.threads or torch.get_num_threads(),
-    )
-
-
-def tokenizer_of(settings: Settings, start: Checkpoint | None, text: Text) -> Tokenizer:
-    """The tokenizer of a run. Raises the errors of `tokenizer_from_pretrained`."""
-    if settings.tokenizer == "characters":
-        return characters(text.alphabet)
-    if settings.tokenizer == "bpe":
-        return train_byte_level_bpe(split_at_words(text.train("Learning tokens")), settings.vocab_size)
-    if start is not None and settings.tokenizer == settings.start:
-        return read_tokenizer(start.path)
-    return read_tokenizer(hub.fetch(str(settings.tokenizer), weights=False))
-
-
-def check_model(settings: Settings, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """ValueError: the model's vocabulary or context is too small, or the prompt of samples has no token."""
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
-    if vocab_size > config.vocab_size:
-        raise ValueError(f"the model has {config.vocab_size} token IDs, but the tokenizer has {vocab_size}: remove "
-                         f"{setting('tokenizer')} or vocab_size")  # fmt: skip
-    if config.context_length is not None and (settings.context or 0) > config.context_length:
-        raise ValueError(f"{setting('context')} must be at most {config.context_length}, the number of the model's "
-                         f"positions, not {settings.context}")  # fmt: skip
-    if settings.sample is not None and not encode(tokenizer, settings.sample):
-        raise ValueError(f"{setting('sample')} {settings.sample!r} has no token in the model's vocabulary: use another "
-                         "prompt")  # fmt: skip
-
-
 def run(
     folder: RunFolder, settings: Settings, start: Checkpoint | None, group: DataParallelGroup, listener: Listener
 ) -> None:
@@ -326,6 +216,8 @@ def run(
         name = f"cuda:{environment.local_rank()}"
     device = torch.device(name)
     newest = folder.newest()
+    if name == "cpu":
+        memory.limit_kernel_cache()
     with restore_torch_state(device, settings.threads):
         labels = corpus.labels if isinstance(corpus, ExampleCorpus) and corpus.objective == "labels" else None
         architecture, model = load_model(settings, start, newest, tokenizer, labels)
@@ -376,107 +268,6 @@ def update_folder(folder: RunFolder, trainer: Trainer, newest: Path | None) -> N
         )
 
 
-@contextmanager
-def restore_torch_state(device: torch.device, threads: int | None) -> Iterator[None]:
-    """Set PyTorch's number of threads and deterministic mode; restore them and the random state at the end."""
-    caller_threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(threads or caller_threads)
-    if device.type == "cuda":  # the order of sums varies otherwise
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        torch.set_num_threads(caller_threads)
-        if device.type == "cuda":
-            torch.use_deterministic_algorithms(deterministic)
-
-
-def load_model(
-    settings: Settings, start: Checkpoint | None, newest: Path | None, tokenizer: Tokenizer,
-    labels: Sequence[str] | None = None,
-) -> tuple[Architecture, LanguageModel]:  # fmt: skip
-    """The model of the checkpoint `newest`, or of `start`, or else a new model with random weights.
-
-    labels: of a classification head, or () for regression.
-    """
-    if settings.lora and start is not None:
-        architecture, base = load_base(start, settings)
-        if labels is not None:
-            torch.manual_seed(settings.seed)
-            base = with_head(base, labels)
-        model = adapter_run.adapted_model(
-            base,
-            settings.lora,
-            newest or start.adapter,
-            start=settings.start,
-            revision=settings.revision,
-            seed=settings.seed,
-        )
-        return architecture, model
-    if newest is not None:
-        read_object(newest / "config.json")
-        with reading(newest / "model.safetensors"):
-            return load_checkpoint(Checkpoint(newest))
-    if start is not None and labels is not None:
-        return example_run.load_classifier(start, settings, labels)
-    if start is not None:
-        return load_checkpoint(start, settings)
-    entry = ENTRIES[settings.family or "gpt2"]
-    torch.manual_seed(settings.seed)
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
-    config = settings.fresh_config(entry, vocab_size, tokenizer.token_to_id("<|endoftext|>"))
-    return entry.architecture, entry.architecture.new(config)
-
-
-def load_base(checkpoint: Checkpoint, settings: Settings) -> tuple[Architecture, LanguageModel]:
-    """The frozen model of a run that trains an adapter. Matrices are in the run's dtype, or quantized."""
-    if settings.quantize is None:
-        return load_checkpoint(checkpoint, settings)
-    plain = copy(checkpoint)
-    plain.adapter = None
-    model = load(plain, device="cpu", dtype="float32", quantize=settings.quantize)
-    architecture, _ = describe(checkpoint)
-    settings.tuned_config(architecture, model.config)  # raises errors
-    for module in model.modules():
-        if isinstance(module, QuantizedLinear) and settings.dtype == "bfloat16":
-            module.bfloat16()  # the dtype of the dequantized weight
-    return architecture, model
-
-
-def load_checkpoint(checkpoint: Checkpoint, settings: Settings | None = None) -> tuple[Architecture, LanguageModel]:
-    """A checkpoint's model, with the dropout of `settings`."""
-    architecture, model, meta = fit(checkpoint)
-    if checkpoint.adapter is not None and not (settings and settings.lora):
-        raise ValueError(f"{checkpoint.adapter} is an adapter: continue it with {setting('lora', 16)}, or merge it "
-                         "with minhub convert --merge")  # fmt: skip
-    if settings is not None:
-        model = skeleton(architecture.new, settings.tuned_config(architecture, model.config))
-    tensors = with_values(meta, checkpoint)
-    # Contiguous float32 tensors train fastest. Embeddings, norms and factors are float32 in every run.
-    is_frozen = settings is not None and settings.lora and settings.dtype == "bfloat16"
-    matrices = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear and is_frozen}
-    state = {
-        name: tensors[name].to(torch.bfloat16 if name in matrices else torch.float32, copy=True).contiguous()
-        for name in model.state_dict()
-    }
-    model.load_state_dict(state, assign=True)
-    return architecture, model
-
-
-@contextmanager
-def memory_advice() -> Iterator[None]:
-    """Convert PyTorch's out-of-memory errors to MemoryError, with the settings that reduce memory."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search("out of memory|can't allocate memory", str(error)):
-            raise
-        raise MemoryError(f"out of memory: reduce {setting('batch')} or {setting('context')}, or increase "
-                          f"{setting('accumulate')}") from error  # fmt: skip
-
-
 def report(folder: RunFolder, listener: Listener) -> None:
     """Write the model card and the loss curves. An error is a note, because the model itself is complete."""
     from minhub_py.training.summary import draw, model_card, read
@@ -491,28 +282,3 @@ def report(folder: RunFolder, listener: Listener) -> None:
         listener.note("the loss curves require matplotlib: pip install matplotlib")
     except (OSError, ValueError) as error:
         listener.note(f"the model card and the loss curves were not written: {error}")
-
-
-@contextmanager
-def catch_signals(report: Callable[[], object]) -> Iterator[list[int]]:
-    """Record the first Ctrl-C or SIGTERM in a list, so that the step can finish; a second one interrupts at once.
-
-    report: called at the first signal.
-    """
-    signals: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield signals
-        return
-
-    def handle(number: int, _frame: Any) -> None:
-        signals.append(number)
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        with suppress(RuntimeError):  # the signal interrupted a write to the same stream
-            report()
-
-    handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)

@@ -24,15 +24,16 @@ def generate(
     temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float,
     seeds: Any, eos_id: Any, stop: Any, stream: bool, speculate: int = 0, min_p: float | None = None,
     presence_penalty: float = 0.0, frequency_penalty: float = 0.0, logit_bias: Any = None,
-    draft: Model | str | None = None,
+    draft: Model | None = None, mtp: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """The new text and token IDs for each prompt, and the numbers of proposed and accepted draft tokens.
 
-    stream: also send the text of the only prompt as it is generated.    draft: a smaller model, or "mtp".
+    stream: also send the text of the only prompt as it is generated.    draft: a smaller model.
+    mtp: draft with the model's head for multi-token prediction.
     """
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.generate import check_prompts, stream_batch
+    from minhub_py.inference.generate import check_prompts, drafts_of, stream_batch
     from minhub_py.inference.sampling import Sampling, StopCriteria
 
     decoder_of(model.module, "generate()")
@@ -45,7 +46,7 @@ def generate(
     sampling.check_vocabulary(model.module.config.vocab_size)
     eos_ids = "auto" if eos_id is None else [int(id) for id in as_array(eos_id).reshape(-1)]
     criteria = StopCriteria.of(model.module, eos_ids, stops, tok)
-    drafts = None if draft is None else draft_model(model, draft)
+    drafts = drafts_of(model.module, "mtp") if mtp else None if draft is None else draft_model(model, draft)
     outputs: list[list[int]] = [[] for _ in rows]
 
     def generate_ids() -> Iterator[int]:
@@ -81,13 +82,11 @@ def generate(
     }  # fmt: skip
 
 
-def draft_model(model: Model, draft: Model | str) -> Any:
+def draft_model(model: Model, draft: Model) -> Any:
     """The source of draft tokens for a model. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.inference.arguments import decoder_of
-    from minhub_py.inference.speculative import DraftModel, PredictionHead
+    from minhub_py.inference.speculative import DraftModel
 
-    if isinstance(draft, str):
-        return PredictionHead(model.module)
     tokenizers = [tok for tok in (model.optional_tokenizer(), draft.optional_tokenizer()) if tok is not None]
     if len(tokenizers) == 2 and tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise ValueError("draft must be a model with the tokenizer of the model: it has another vocabulary")

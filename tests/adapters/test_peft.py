@@ -18,7 +18,23 @@ from minhub_py.adapters.attach import attach
 from minhub_py.adapters.files import read_adapter
 from minhub_py.models.lora import LoRAFactors
 
+# The largest error of our float32 logits with AVX-512, AVX2 and without vector instructions, and of our float64 logits,
+# from the logits that PEFT computed in float32 on another processor (x 1e-7):
+#                    gpt2                                  llama
+#                    AVX-512  AVX2  none  float64          AVX-512  AVX2  none  float64
+#   lora_default         1.0   0.9   1.2      0.8              1.1   1.1   1.1      0.8
+#   lora_all_linear      6.7   7.9  12.8      1.6              3.3   3.4   3.5      3.8
+#   rslora               6.7   7.9  12.8      1.6              3.3   3.4   3.5      3.8
+#   dora                 1.6   1.2   1.9      1.3              3.1   3.4   3.1      3.8
+#   regex_layer1         0.9   0.9   1.2      1.1              0.9   0.6   0.9      1.0
+#   patterns             2.2   1.6   2.4      1.8              0.7   1.0   0.9      0.7
+#   save_head            2.2   2.4   2.7      2.2              2.8   2.8   2.8      2.5
+# Values above 3 are rounding errors of sums: in float64 our logits are those of PEFT within 5e-16, and on the same
+# processor in float32 within 3e-7. PEFT's own float32 logits here have the same errors, up to 12.3 for gpt2's rslora.
 CASES = ["lora_default", "lora_all_linear", "rslora", "dora", "regex_layer1", "patterns", "save_head"]
+# Tolerances of float32 and float64 that exceed 3e-7.
+ROUNDED = {("gpt2", "lora_all_linear"): (1e-6, 3e-7), ("gpt2", "rslora"): (1e-6, 3e-7), ("llama", "dora"): (4e-7, 4e-7),
+           ("llama", "lora_all_linear"): (4e-7, 4e-7), ("llama", "rslora"): (4e-7, 4e-7)}  # fmt: skip
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 8}
 # transformers' class, settings, endings of target modules
@@ -56,12 +72,29 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     for case in CASES:
         expected = torch.from_numpy(np.load(folder / base / case / "logits.npy"))
         adapted = model.adapter(case)
-        assert (call(adapted, ids) - expected).abs().max() <= 1e-6  # PEFT differs between processors
-        exact = double.adapter(case).double()
-        assert (call(exact, ids) - expected).abs().max() <= 4e-7
+        rounded, exact = ROUNDED.get((base, case), (3e-7, 3e-7))
+        assert (call(adapted, ids) - expected).abs().max() <= rounded
+        assert (call(double.adapter(case).double(), ids) - expected).abs().max() <= exact
     expected = torch.from_numpy(np.load(folder / base / "base_logits.npy"))
-    assert (call(model, ids) - expected).abs().max() <= 1e-6
+    assert (call(model, ids) - expected).abs().max() <= 3e-7
     assert model.adapter(None) is model
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
+@pytest.mark.parametrize("base", ["gpt2", "llama"])
+def test_published_adapters_equal_peft_on_this_processor(base: str) -> None:
+    """In float64 up to the last digits, in float32 within 3e-7."""
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    folder = real_data("peft")
+    ids = torch.from_numpy(np.load(folder / "ids.npy")).long().view(1, -1)
+    for case in CASES:
+        model = from_pretrained(folder / base / "base", adapter=folder / base / case)
+        reference = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "base")
+        reference = peft.PeftModel.from_pretrained(reference, folder / base / case).eval()
+        assert (call(model, ids) - call(reference, ids)).abs().max() <= 3e-7
+        assert (call(model.double(), ids) - call(reference.double(), ids)).abs().max() <= 1e-15
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers

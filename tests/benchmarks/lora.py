@@ -21,9 +21,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from minhub_py.training.cpu_kernels import CPUKernels
+from minhub_py.training.initial_model import load_model
 from minhub_py.training.objectives import token_logprobs
+from minhub_py.training.resolution import open_start
 from minhub_py.training.settings import Settings
-from minhub_py.training.setup import load_model, open_start
 
 REPEATS, BATCH, VOCABULARY = 5, 4, 49152
 SIDES = ("ours, float32", "ours, bfloat16", "PEFT, float32", "PEFT, bfloat16")

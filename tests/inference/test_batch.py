@@ -238,9 +238,9 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
 
 
 def spy(decode, calls: list):
-    def listening(texts, cache, requested):
+    def listening(texts, *others):
         calls.append(dict(texts))
-        return decode(texts, cache, requested)
+        return decode(texts, *others)
 
     return listening
 
@@ -300,10 +300,10 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
 
 
 def spy_read(read, calls: list):
-    def listening(texts, cache, every=False, exact=False):
+    def listening(texts, cache, every, exact, hidden):
         calls.append((sum(map(len, texts.values())), every))
         assert exact
-        return read(texts, cache, every, exact)
+        return read(texts, cache, every, exact, hidden)
 
     return listening
 

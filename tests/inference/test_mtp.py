@@ -21,7 +21,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.config import changed, read
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import PredictionRunner, runner_of
-from minhub_py.inference.speculative import PredictionHead
+from minhub_py.inference.speculative import PredictedSequence, PredictionHead
 from minhub_py.models.cache import Cache
 from minhub_py.pretrained import read_config, save_pretrained
 from minhub_py.registry import architecture_of
@@ -255,6 +255,44 @@ def test_drafts_of_the_head_do_not_change_the_tokens(models: dict[str, Any], nam
         assert max(rates) < 0.3
     elif name == "qwen3_5_text":
         assert 0.3 < min(rates) <= max(rates) < 1
+
+
+@torch.no_grad()
+def drafts_from_scratch(model: Any, tokens: list[int], count: int) -> list[int]:
+    """The drafts after `tokens`, by `hidden` and `predict` without a cache."""
+    following = torch.tensor([tokens[1:]])
+    hidden = model.hidden(torch.tensor([tokens[:-1]]))
+    draft: list[int] = []
+    while len(draft) < count:
+        logits, states = model.predict(following, hidden)
+        draft.append(int(logits[0, -1].argmax()))
+        hidden = torch.cat((hidden, states[:, -1:]), dim=1)
+        following = torch.cat((following, torch.tensor([draft[-1:]])), dim=1)
+    return draft
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_drafts_after_rejections_equal_those_of_a_new_cache(models: dict[str, Any], name: str) -> None:
+    """The head's cache contains the accepted tokens with the model's hidden states, in each row of a batch."""
+    model, recorded = informed(deepcopy(models[name]), 0.1), []
+
+    class RecordedSequence(PredictedSequence):
+        def __call__(self, tokens: Any, room: int) -> list[int]:
+            draft = super().__call__(tokens, room)
+            recorded.append((list(tokens), draft))
+            return draft
+
+    class RecordedHead(PredictionHead):
+        def sequence(self, most: int, max_length: int) -> RecordedSequence:
+            return RecordedSequence(self, self.runner, most, max_length)
+
+    drafts = RecordedHead(model)
+    generate(model, PROMPTS, 30, temperature=1.0, seed=1, eos_id=None, draft=drafts, speculate=4)
+    assert 0 < drafts.accepted < drafts.proposed
+    assert len({len(draft) for _, draft in recorded}) > 2
+    for tokens, draft in recorded:
+        if draft and len(tokens) > 1:
+            assert draft == drafts_from_scratch(model, tokens, len(draft))
 
 
 def test_accepted_tokens_save_steps(models: dict[str, Any]) -> None:

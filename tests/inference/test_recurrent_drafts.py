@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoders import new
 from references import CASES, random_model
 
 from minhub_py import generate, stream
@@ -11,7 +12,7 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
-from minhub_py.inference.speculative import DraftModel
+from minhub_py.inference.speculative import Drafter, DraftModel, Drafts
 from minhub_py.models.cache import State
 
 NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2-convolves", "lfm2_moe")
@@ -20,7 +21,7 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    return {name: random_model(name) for name in NAMES}
+    return {name: random_model(name) for name in NAMES} | {"lstm": new("lstm")}
 
 
 def states_of(cache: Any, row: int) -> list[torch.Tensor]:
@@ -32,13 +33,13 @@ def states_of(cache: Any, row: int) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "lstm"])
 def test_states_after_a_rejection_equal_those_without_drafts(models: dict[str, Any], name: str) -> None:
     """Bitwise, for each number of rejected tokens, in rows of different lengths and over several calls."""
     runner = NativeRunner(models[name])
     ids = torch.randint(61, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     wrong = [(id + 1) % 61 for id in ids]
-    plain, drafted = runner.new_cache(3, 90), runner.new_cache(3, 90, 5)
+    plain, drafted = runner.new_cache(3, 90), models[name].new_cache(3, 90, runner.lookahead, 5)
     assert drafted.removable == 5
     ends = [40, 1, 13]
     for cache in (plain, drafted):
@@ -133,6 +134,42 @@ def test_drafts_do_not_change_the_tokens(models: dict[str, Any], name: str) -> N
         )
 
 
+class Mixed(Drafts):
+    """Drafts of maximum length: 0, 1, 2 … right tokens of a text, then wrong ones."""
+
+    MOST = 100
+
+    def __init__(self, text: list[int]) -> None:
+        super().__init__()
+        self.text, self.calls, self.lengths = text, 0, set[int]()
+
+    def sequence(self, most: int, max_length: int) -> Drafter:
+        source = self
+
+        class Sequence(Drafter):
+            def __call__(self, tokens: Any, room: int) -> list[int]:
+                following = source.text[len(tokens) : len(tokens) + room]
+                right = source.calls % (len(following) + 1)
+                source.calls += 1
+                source.lengths.add(len(following))
+                return following[:right] + [(token + 1) % 61 for token in following[right:]]
+
+            def update(self, accepted: int, proposed: int) -> None:
+                source.accepted += accepted
+                source.proposed += proposed
+
+        return Sequence()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_of_maximum_length_are_rejected_at_any_position(models: dict[str, Any], name: str) -> None:
+    [expected] = generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None)
+    drafts = Mixed(PROMPTS[0] + expected)
+    assert generate(models[name], PROMPTS[:1], 70, seed=5, eos_id=None, draft=drafts) == [expected]
+    assert max(drafts.lengths) == MAX_STATES
+    assert 0 < drafts.accepted < drafts.proposed
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_drafts_of_the_model_itself_are_accepted(models: dict[str, Any], name: str) -> None:
     drafts = DraftModel(models[name])
@@ -147,6 +184,7 @@ def test_states_use_memory_for_drafts_only(models: dict[str, Any]) -> None:
     runner = NativeRunner(model)
     slots = [runner.new_cache(2, 50, drafts).slot_counts[0] for drafts in (0, 1, 3, 1000)]
     assert slots == [1, 2, 4, 1 + MAX_STATES]
+    assert NativeRunner(models["lstm"]).new_cache(2, 50, 3).slot_counts == [1, 1]
     batch = Batch(model, rows=1, max_length=60)  # as in the server: without drafts
     batch.admit([1, 2, 1, 2, 1, 2], 20, sampling=Sampling(temperature=0), speculate=8)
     while len(batch):

@@ -158,7 +158,7 @@ def test_another_processor_class_has_no_guarantee(job: Path) -> None:
     shown = done("replay", job, "--rows", "10")
     assert "0 rows differ" in shown
     assert "Changed: kernels: neon in the manifest" in shown
-    assert "Between processor classes or versions, no equality is guaranteed" in shown
+    assert "\nGuarantee: Between processor classes or versions, no equality is guaranteed" in shown
 
 
 def test_changed_inputs_models_and_manifests_are_refused(job: Path) -> None:

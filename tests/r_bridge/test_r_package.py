@@ -66,7 +66,8 @@ def test_r_tests_pass(results_of: Callable[[str], dict[str, list[tuple[str, str,
     # Only tests of R torch, and in hosted R tests of the worker, may be skipped.
     missing = {"worker": ["torch"], "hosted": ["torch", "only a plain R session has a worker"]}[way]
     assert all(any(reason in message for reason in missing) for message in skipped), skipped
-    needs = {"worker": ["test-torch.R"], "hosted": ["test-torch.R", "test-worker.R"]}[way]
+    torch = ["test-torch.R", "test-torch-module.R"]
+    needs = {"worker": torch, "hosted": [*torch, "test-worker.R"]}[way]
     assert file in needs or any(kind == "success" for kind, _, _ in results)
 
 
@@ -100,7 +101,7 @@ def with_r_torch(library: Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
 def test_r_tests_pass_with_r_torch(way: str, library: Path, with_r_torch: str, tmp_path: Path) -> None:
-    files = ["test-torch.R", "test-weights.R"]
+    files = ["test-torch.R", "test-torch-module.R", "test-weights.R"]
     results = run_r_tests(way, library, tmp_path, files, timeout=1700, R_LIBS=with_r_torch)
     result = [(kind, f"{file}: {test}: {message}") for file, rows in results.items() for kind, test, message in rows]
     bad = [what for kind, what in result if kind not in ("success", "skip")]

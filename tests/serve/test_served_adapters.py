@@ -6,6 +6,7 @@ import click
 import httpx2
 import pytest
 from adapters import random_adapter
+from safetensors.torch import load_file
 from served_models import alone, serving
 
 from minhub_py import from_pretrained
@@ -46,6 +47,14 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
             unknown = httpx2.post(f"{address}/v1/completions", json={"model": "tiny+c", "prompt": "x"})
             assert unknown.status_code == 404
             assert "available are tiny, a, b" in unknown.text
+            unknown = httpx2.post(f"{address}/v1/completions", json={"model": "other+a", "prompt": "x"})
+            assert "available are tiny, a, b; the adapter is a or tiny+a" in unknown.json()["error"]["message"]
+            shown = httpx2.get(f"{address}/api/tags").json()["models"]
+            assert [entry["details"]["parent_model"] for entry in shown] == ["", "tiny", "tiny"]
+            # An adapter has its factors and its cache in addition to the weights of the base.
+            factors = sum(tensor.nbytes for tensor in load_file(tmp_path / "a" / "adapter_model.safetensors").values())
+            assert listed[1]["meta"]["size"] == factors + served[1].engine.cache_bytes
+            assert listed[0]["meta"]["size"] > listed[1]["meta"]["size"]
     finally:
         for entry in served:
             entry.engine.close()
@@ -54,6 +63,7 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
 def test_wrong_names_of_adapters() -> None:
     for texts, message in (
         (["a"], "use NAME=PATH"),
+        (["a+b=x"], r"the name must not contain \+, which joins MODEL and NAME"),
         (["a=x", "a=y"], "another model has the name a"),
         (["m=x"], "another model has the name m"),
     ):

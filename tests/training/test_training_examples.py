@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,8 +42,10 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
+from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training import Listener, Run
-from minhub_py.training.examples import Examples
+from minhub_py.training.examples import ExampleCorpus, Examples
+from minhub_py.training.objectives import ExampleTask
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
@@ -87,6 +91,56 @@ def test_a_large_model_has_small_parts() -> None:
     assert tokens_in_memory(config, Llama, 2**28) == 128
     assert tokens_in_memory(config, Llama, 2**30, sliced=False) == 256
     assert [parts_of(16, 55, tokens) for tokens in (2048, 128, 32)] == [1, 8, 16]
+
+
+MANY_SHAPES = """
+import ctypes, sys
+import torch
+from minhub_py.training.memory import limit_kernel_cache, release_free_pages
+
+def resident():
+    release_free_pages()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+limit_kernel_cache()
+weight = torch.randn(576, 1536, dtype=torch.bfloat16)
+for length in range(1, 301):
+    torch.nn.functional.linear(torch.randn(length, 1536, dtype=torch.bfloat16), weight)
+    if length == 1:
+        first = resident()
+print(resident() - first)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not has_onednn_bfloat16(), reason="needs oneDNN's bfloat16 and /proc")
+def test_code_for_many_lengths_takes_no_memory() -> None:
+    """Without a limit, oneDNN keeps the code of 300 products: 180 MB here."""
+    environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    child = subprocess.run(
+        [sys.executable, "-c", MANY_SHAPES], check=False, capture_output=True, text=True, env=environment
+    )
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) < 80e6
+
+
+def test_micro_batches_have_the_smallest_possible_maximum_size() -> None:
+    """Padded tokens of the largest group, compared with all divisions into contiguous groups."""
+
+    from minhub_py.training.memory import groups_of
+
+    assert groups_of([60, 60, 60, 60, 60, 60, 180, 190], 2) == [slice(0, 6), slice(6, 8)]
+    generator = Random(0)
+    for _ in range(50):
+        lengths = sorted(generator.randint(1, 40) for _ in range(generator.randint(1, 8)))
+        count = generator.randint(1, len(lengths))
+        divisions = [
+            [0, *cuts, len(lengths)] for parts in range(count) for cuts in combinations(range(1, len(lengths)), parts)
+        ]
+        sizes = [max((last - first) * lengths[last - 1] for first, last in pairwise(ends)) for ends in divisions]
+        groups = groups_of(lengths, count)
+        assert len(groups) <= count
+        assert [index for group in groups for index in range(len(lengths))[group]] == list(range(len(lengths)))
+        assert max((group.stop - group.start) * lengths[group.stop - 1] for group in groups) == min(sizes)
 
 
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
@@ -450,3 +504,32 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     write(tmp_path / "bad.jsonl", [{"prompt": "a", "completion": "b", "keep": "maybe"}])
     with pytest.raises(ValueError, match="row 1: keep must be true or false, not maybe"):
         train(tmp_path / "bad.jsonl", tmp_path / "bad", **options)
+
+
+@pytest.mark.parametrize("objective", ["completion", "preference"])
+def test_packed_texts_have_the_loss_and_gradients_of_padded_ones(tmp_path: Path, objective: str) -> None:
+    """Also with rows to keep, whose reference is the model without its adapter."""
+    pairs = [(f"{a}:" * (1 + number % 3), b) for number, (a, b) in enumerate(PAIRS * 3)]
+    rows: list[dict[str, Any]] = [{"prompt": a, "completion": b, "keep": i % 3 == 0} for i, (a, b) in enumerate(pairs)]
+    if objective == "preference":
+        rows = [{"prompt": a, "chosen": b, "rejected": a * 2} for a, b in pairs]
+    options = QUICK | {"lora": {"r": 2}, "steps": 4, "learning_rate": 0.01}
+    run = train(write(tmp_path / "data.jsonl", rows), tmp_path / "run", **options)
+    corpus = run.corpus
+    assert isinstance(corpus, ExampleCorpus)
+    model = from_pretrained(START, adapter=tmp_path / "run").train(False)
+    results = []
+    for packed in (False, True):
+        task = ExampleTask(objective, corpus.train, corpus.held_out, batch=8, micro_batch=8, seed=1, max_tokens=99999,
+                           packed=packed)  # fmt: skip
+        [batch] = task.step_batches(0, slice(0, 8))
+        assert not batch.mask.all()
+        factors = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
+        for parameter in factors.values():
+            parameter.requires_grad_()
+        loss = task.loss(model, batch)
+        results.append((loss.detach(), torch.autograd.grad(loss, list(factors.values()))))
+    (padded, padded_gradients), (loss, gradients) = results
+    torch.testing.assert_close(loss, padded, rtol=1e-5, atol=1e-6)
+    for gradient, other in zip(gradients, padded_gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5)

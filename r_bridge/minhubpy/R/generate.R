@@ -103,12 +103,13 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
     max_new_tokens = whole_number(max_new_tokens), eos_id = end_ids(eos_id), tokenizer = check_tokenizer(tokenizer),
     stop = stop_strings(stop), stream = streaming, speculate = whole_number(speculate)
   ))
-  if (!identical(draft, "mtp")) draft <- optional(draft, check_model, what = "draft")
+  mtp <- identical(draft, "mtp")
+  draft <- if (!mtp) optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
   seeds <- seeds(seed, length(prompts), temperature)
   job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)
   result <- in_parts(seq_along(prompts), resume, job, function(rows, on_event) {
-    part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows], draft = draft)
+    part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows], draft = draft, mtp = mtp)
     do.call(ask, c(part, settings, list(on_event = if (streaming) show else on_event)))
   }, size = PROMPTS_OF_PART, join = join_texts)
   if (streaming && !is.function(stream)) echo()
