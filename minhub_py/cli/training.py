@@ -57,6 +57,7 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
                  metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
                                       "or text.  [default: decided by their columns]"),
     click.option("--beta", type=float, help="Strength of the reference in DPO (preference).  [default: 0.1]"),
+    click.option("--keep-weight", type=float, help="Weight of the divergence of rows with keep.  [default: 10]"),
     click.option("--epochs", type=float, help="With --from: passes over the data, instead of --steps.  [default: 4]"),
     click.option("--checkpointing/--no-checkpointing", default=None,
                  help="Compute blocks twice to save memory.  [default: no-checkpointing]"),

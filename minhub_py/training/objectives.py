@@ -63,18 +63,19 @@ class Batch:
 class ExampleTask:
     """The batches and the loss of a run on examples.
 
-    objective: see examples.py.    beta: of DPO.    mask_id, vocab_size: for masked words.    packed: whether texts
-    are computed without padding (packing.py).
+    objective: see examples.py.    beta: of DPO.    keep_weight: of rows with `keep`.
+    mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding (packing.py).
     """
 
     def __init__(
         self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
-        max_tokens: int, beta: float = 0.1, classes: int = 0, mask_id: int | None = None, vocab_size: int = 0,
-        packed: bool = False,
+        max_tokens: int, beta: float = 0.1, keep_weight: float = 1.0, classes: int = 0, mask_id: int | None = None,
+        vocab_size: int = 0, packed: bool = False,
     ) -> None:  # fmt: skip
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
-        self.beta, self.classes, self.mask_id, self.vocab_size = beta, classes, mask_id, vocab_size
+        self.beta, self.keep_weight = beta, keep_weight
+        self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
         self.packed = packed
 
     def numbers(self, step: int) -> list[int]:
@@ -161,7 +162,8 @@ class ExampleTask:
             hidden = model.hidden_states(batch.idx, batch.mask)
             chosen = batch.weights > 0
             return -token_logprobs(model.head_of, hidden[chosen], batch.labels[chosen]).sum()
-        return -(self.logprobs(model, batch) * batch.weights[:, 1:]).sum()
+        importance = torch.where(batch.keep, self.keep_weight, 1.0).unsqueeze(1)
+        return -(self.logprobs(model, batch) * batch.weights[:, 1:] * importance).sum()
 
     def measures(self, scored: Sequence[tuple[Tensor, Tensor]]) -> Measures:
         """Accuracy and macro F1, or R² of a regression, of the examples that `loss` has scored."""
@@ -285,8 +287,8 @@ def example_task(
         raise ValueError(f"{settings.start} is an encoder-decoder, which cannot be trained on examples yet")
     return ExampleTask(
         objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
-        max_tokens=settings.evaluate_tokens, beta=settings.beta, classes=len(corpus.labels), mask_id=mask_id,
-        vocab_size=model.config.vocab_size, packed=supports_packing(model),
+        max_tokens=settings.evaluate_tokens, beta=settings.beta, keep_weight=settings.keep_weight,
+        classes=len(corpus.labels), mask_id=mask_id, vocab_size=model.config.vocab_size, packed=supports_packing(model),
     )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ class Settings:
     # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
     objective: str | None = None
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
+    keep_weight: float = limited(10.0, 0.0, 1e6)  # of the divergence of rows with `keep`; other rows have weight 1
     epochs: float | None = limited(None, 0.01)  # with start: passes over the data, instead of steps; default: 4
     checkpointing: bool = False  # gradient checkpointing: compute each block again in the backward pass, to save memory
     steps: int = limited(2000, 1)

@@ -26,7 +26,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
 from minhub_py.distributed import environment
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
-from minhub_py.training import example_run
+from minhub_py.training import example_run, memory
 from minhub_py.training.checkpoint import COLUMNS, LOCK, RunFolder, write_atomically
 from minhub_py.training.data import Text, prepare, read_corpus
 from minhub_py.training.data_parallel import DataParallelGroup, data_parallel_group

@@ -72,7 +72,7 @@ def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
     succeeded("train", text, "--out", tmp_path / "run", "--no-carry", "--set", "window_size=4", *words)
     actual = json.loads((tmp_path / "run" / "settings.json").read_text())
     expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None,
-                 "lora": {}, "quantize": None, "objective": "text", "beta": 0.1, "epochs": None,
+                 "lora": {}, "quantize": None, "objective": "text", "beta": 0.1, "keep_weight": 10.0, "epochs": None,
                  "checkpointing": False}  # fmt: skip
     assert actual == expected
     assert Run(tmp_path / "run").model.config.window_size == 4

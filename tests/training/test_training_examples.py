@@ -44,6 +44,7 @@ from minhub_py.cli.main import main
 from minhub_py.models.base import Classifier
 from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training import Listener, Run
+from minhub_py.training.data import read_corpus
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.objectives import ExampleTask
 
@@ -499,6 +500,19 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     only = train(write(tmp_path / "only.jsonl", kept), tmp_path / "only", **(options | {"epochs": 2}))
     assert only.losses[0]["held_out_loss"] == pytest.approx(0, abs=1e-6)
     assert change("with", [*rows, *kept * 4]) < 0.5 * change("without", rows)
+    corpus = read_corpus(tmp_path / "with" / "tokens")
+    assert isinstance(corpus, ExampleCorpus)
+    model = from_pretrained(START, adapter=tmp_path / "with")
+    for kept_rows, factor in ((True, 4.0), (False, 1.0)):
+        losses = []
+        for weight in (1.0, 4.0):
+            task = ExampleTask("completion", corpus.train, corpus.held_out, batch=8, micro_batch=8, seed=1,
+                               max_tokens=9, keep_weight=weight)  # fmt: skip
+            numbers = [number for number in range(len(corpus.train)) if bool(corpus.train.keep[number]) == kept_rows]
+            with torch.no_grad():
+                losses.append(float(task.loss(model, task.collate(corpus.train, numbers[:4], 1.0, [0]))))
+        assert losses[1] == pytest.approx(factor * losses[0], rel=1e-6)
+        assert losses[0] > 0
     with pytest.raises(ValueError, match="keep needs lora=16"):
         train(tmp_path / "with.jsonl", tmp_path / "full", **(options | {"lora": {}}))
     write(tmp_path / "bad.jsonl", [{"prompt": "a", "completion": "b", "keep": "maybe"}])

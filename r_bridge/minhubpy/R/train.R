@@ -39,7 +39,8 @@
 #' * `text`: all tokens, or masked words with a text encoder.
 #'
 #' With `lora`, a logical column `keep` marks rows that keep the answers of the
-#' model: their loss is the divergence from the model without the adapter.
+#' model: their loss is the divergence from the model without the adapter, times
+#' `keep_weight` (10).
 #'
 #' A tenth of the rows, drawn by `seed`, is held out (`held_out`). `epochs` is the
 #' number of passes over the rows (4), instead of `steps`. `objective` is `"chat"`,
@@ -52,7 +53,7 @@
 #' `"bpe"` tokenizer), `held_out` (0.1, the held-out part of the text),
 #' `accumulate` (the number of parts into which the rows of a step are split to
 #' reduce memory), `warm_up` (100, the number of steps until the maximum learning
-#' rate), `epochs`, `objective`, `beta`, `checkpointing` (`TRUE` saves memory),
+#' rate), `epochs`, `objective`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
 #' `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM
 #' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
 #' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
