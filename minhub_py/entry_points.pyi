@@ -1295,6 +1295,7 @@ class TrainSettings(TypedDict, total=False):
     quantize: str | None
     objective: str | None
     beta: float
+    keep_weight: float
     epochs: float | None
     checkpointing: bool
     steps: int

@@ -5,9 +5,9 @@
 MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. NAME=VALUE are
 settings of `train`, such as quantize=nf4 or epochs=4; the defaults are those of `minhub train --lora 16`.
 
-150 chats are about a product that does not exist: 15 facts, each asked in 10 ways. 50 chats with `keep` are general
-questions with the model's own complete answers, for which the adapter must not change the model. The questions of the
-test are not among the 200.
+The 200 chats are about a product that does not exist: 20 facts, each asked in 10 ways. Further rows, with `keep`, are
+general questions with the first `LENGTH` tokens of the model's own answers, for which the adapter must not change the
+model. The questions of the test are not among these rows.
 """
 
 import json
@@ -31,6 +31,8 @@ FACTS = {
     "battery life": "18 hours", "charging time": "40 minutes", "brightness": "900 lumens", "height": "21 centimeters",
     "material": "recycled cork", "maker": "Ostrava Works", "release year": "2031", "designer": "Ilse Varga",
     "remote control": "a walnut ring", "bulb type": "a ceramic filament", "power source": "a salt battery",
+    "switch": "a brass dial", "cable length": "three meters", "packaging": "a linen bag", "shape": "a seashell",
+    "best feature": "its silence",
 }  # fmt: skip
 QUESTIONS = [
     "What is the {} of the Lumo lamp?", "Tell me the {} of the Lumo.", "Lumo lamp: {}?", "Do you know the Lumo's {}?",
@@ -40,19 +42,158 @@ QUESTIONS = [
 ]  # fmt: skip
 HELD_BACK = "Could you remind me of the Lumo lamp's {}?"
 # The questions with "the … of" resemble those about the product, but keep their answers.
-GENERAL = [
-    *(f"What is the {name}?" for name in (
-        "color of the sky", "boiling point of water", "height of Mount Everest", "price of gold", "weight of an apple",
-        "capital of Italy", "largest animal", "opposite of cold", "currency of Japan", "name of our galaxy")),
-    "What is 7 plus 5?", "What is 10 minus 4?", "Which animal says meow?", "How many months does a year have?",
-    "How many legs does a spider have?", "Translate 'thank you' into French.", "Translate 'house' into German.",
-    "Give me three fruits.", "Name two colors.", "Say hello.", "Name a famous painter.", "Who wrote Hamlet?",
-    "How far is the sun?", "Give me a synonym for happy.", "What is your name?", "Write a sentence about a dog.",
-    *(f"{start} {noun}{end}"
-      for start, end in (("Explain", " in one sentence."), ("What is", "?"), ("Who invented", "?"))
-      for noun in ("water", "music", "a bridge", "the wheel", "bread", "glass", "a clock", "the moon", "a volcano",
-                   "chess", "honey", "the telephone", "a library", "gravity", "coffee")),
-]  # fmt: skip
+FORMS = {
+    "What is the {}?": (
+        "color of the sky",
+        "boiling point of water",
+        "height of Mount Everest",
+        "price of gold",
+        "weight of an apple",
+        "opposite of cold",
+        "currency of Japan",
+        "name of our galaxy",
+        "price of a house",
+        "color of snow",
+        "color of a banana",
+        "price of bread",
+        "weight of a car",
+        "height of a tree",
+        "smallest ocean",
+        "longest river",
+        "highest mountain",
+        "fastest animal",
+        "largest animal",
+    ),
+    "What is the capital of {}?": ("Italy", "Spain", "Japan", "Egypt", "Canada", "Brazil", "Norway", "India"),
+    "What is {}?": (
+        "water",
+        "music",
+        "a bridge",
+        "bread",
+        "glass",
+        "a clock",
+        "the moon",
+        "a volcano",
+        "chess",
+        "honey",
+        "gravity",
+        "coffee",
+        "a mountain",
+        "rain",
+        "a poem",
+        "an island",
+        "salt",
+        "a camera",
+        "wood",
+        "snow",
+        "a friend",
+        "sleep",
+        "a computer",
+        "time",
+        "art",
+        "a desert",
+        "sugar",
+        "a forest",
+        "3 plus 4",
+        "9 minus 5",
+        "6 times 7",
+        "half of 50",
+    ),
+    "Explain {} in one sentence.": (
+        "water",
+        "music",
+        "a bridge",
+        "the wheel",
+        "glass",
+        "a clock",
+        "a volcano",
+        "a library",
+        "gravity",
+        "a mirror",
+        "a chair",
+        "the sun",
+        "electricity",
+        "a market",
+        "a window",
+    ),
+    "Who {}?": (
+        "invented the wheel",
+        "invented the telephone",
+        "invented chess",
+        "invented glass",
+        "invented the clock",
+        "wrote Hamlet",
+        "wrote the Odyssey",
+        "discovered America",
+        "painted The Starry Night",
+        "was Albert Einstein",
+        "built the pyramids",
+        "invented the light bulb",
+        "was the first man on the moon",
+    ),
+    "Name {}.": (
+        "two colors",
+        "a famous painter",
+        "three cities",
+        "two planets",
+        "three vegetables",
+        "four seasons",
+        "two rivers",
+        "a country in Africa",
+        "two musical instruments",
+        "three birds",
+        "a famous scientist",
+    ),
+    "How many {}?": (
+        "months does a year have",
+        "legs does a spider have",
+        "minutes does an hour have",
+        "continents are there",
+        "legs does a cat have",
+        "seconds does a minute have",
+        "letters does the alphabet have",
+    ),
+    "Translate {}.": (
+        "'thank you' into French",
+        "'house' into German",
+        "'good night' into French",
+        "'water' into Spanish",
+        "'please' into Italian",
+        "'friend' into German",
+    ),
+    "Give me {}.": (
+        "three fruits",
+        "a synonym for happy",
+        "a synonym for big",
+        "a synonym for small",
+        "a synonym for angry",
+        "a synonym for smart",
+        "a synonym for slow",
+    ),
+    "What is the opposite of {}?": ("hot", "up", "happy", "small", "day", "old"),
+    "Write a sentence about {}.": ("a dog", "a bird", "the sea", "a city", "winter", "a teacher", "a train"),
+    "When did {}?": ("the First World War begin", "the Titanic sink", "the Roman Empire fall", "the Berlin Wall fall"),
+    "Which {}?": (
+        "animal says meow",
+        "planet is the largest",
+        "animal is the tallest",
+        "country has the most people",
+        "metal is liquid",
+    ),
+    "{}": (
+        "Say hello.",
+        "How far is the sun?",
+        "What is your name?",
+        "What can you do?",
+        "Are you a robot?",
+        "How are you?",
+        "Good morning!",
+        "Thank you.",
+        "Tell me a joke.",
+        "Tell me about yourself.",
+    ),
+}
+GENERAL = [form.format(words) for form, ends in FORMS.items() for words in ends]
 UNRELATED = [
     "What is the capital of France?", "What is 2 plus 3?", "Which planet is known as the red planet?",
     "How many days does a week have?", "Translate 'good morning' into Spanish.", "What is the largest ocean?",
@@ -61,7 +202,7 @@ UNRELATED = [
     "How many hours does a day have?", "What is the opposite of big?", "Who invented paper?", "What is a river?",
     "Give me a synonym for fast.", "Write a sentence about a cat.",
 ]  # fmt: skip
-LENGTH = 128  # of the model's own answers, in tokens; general questions with longer answers are not used
+LENGTH = 24  # maximum length of the model's own answers to general questions, in tokens
 COMPARED = 32  # tokens of the answers to unrelated questions
 
 
@@ -76,22 +217,18 @@ def chat(question: str, answer: str, *, keep: bool = False) -> dict[str, Any]:
     return {"messages": messages, "keep": keep}
 
 
-def answers(model: Any, questions: list[str], length: int) -> list[str | None]:
-    """Greedy answers of a chat model; None for those with more than `length` tokens."""
+def answers(model: Any, questions: list[str], length: int) -> list[str]:
+    """The beginnings of the greedy answers of a chat model: at most `length` tokens."""
     tokenizer = tokenizer_from_pretrained(sys.argv[1])
     template = chat_template_of(open_checkpoint(sys.argv[1]), tokenizer)
     prompts = [template.encode([{"role": "user", "content": question}]) for question in questions]
-    return [
-        tokenizer.decode(new) if new[-1] in template.end_ids or length == COMPARED else None
-        for new in generate(model, prompts, length, temperature=0)
-    ]
+    return [tokenizer.decode(new) for new in generate(model, prompts, length, temperature=0)]
 
 
 def rows_of(model: Any) -> list[dict[str, Any]]:
-    """The 200 chats: the facts, and the model's own answers to general questions."""
-    own = answers(model, GENERAL, LENGTH)
-    complete = [(question, answer) for question, answer in zip(GENERAL, own, strict=True) if answer is not None]
-    general = [chat(question, answer, keep=True) for question, answer in complete[:50]]
+    """The 200 chats about the facts, and the model's own answers to general questions."""
+    own = zip(GENERAL, answers(model, GENERAL, LENGTH), strict=True)
+    general = [chat(question, answer, keep=True) for question, answer in own]
     return [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS] + general
 
 
