@@ -62,7 +62,8 @@ def checklist_entry(mark: str, name: str, text: str, advice: str = "") -> None:
         say(start + text + (f" -> {advice}" if advice else ""))
         return
     width = max(shutil.get_terminal_size().columns - 1, len(start) + 20)
-    say(*textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False))
+    lines = textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
+    say(*lines or [start])
     if advice:
         say(f"{' ' * len(mark)}  -> {advice}")
 

@@ -67,11 +67,13 @@ def generate(
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
     [prompt] = prompts
     group = connected(loading["device"])
+    if group is not None and draft is not None:
+        raise click.UsageError("--draft is not supported with --tensor-parallel.")
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
     network, tokenizer = open_model(model, **loading, group=group, adapter=adapter, mtp=draft == "mtp")
-    drafts = None if draft is None else open_draft(draft, network, tokenizer, loading, group)
+    drafts = None if draft is None else open_draft(draft, network, tokenizer, loading)
     prompt_ids = encode(tokenizer, prompt)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
@@ -106,15 +108,13 @@ def generate(
         note(f"Note: {drafts.accepted} of {drafts.proposed} draft tokens were accepted.")
 
 
-def open_draft(identifier: str, network: Any, tokenizer: Any, loading: dict[str, Any], group: Any) -> Any:
+def open_draft(identifier: str, network: Any, tokenizer: Any, loading: dict[str, Any]) -> Any:
     """The source of draft tokens of `--draft`: a model, or "mtp" for the head of `network`.
 
     UsageError: it has another tokenizer, or cannot make drafts.
     """
     from minhub_py.inference.speculative import DraftModel, PredictionHead
 
-    if group is not None:
-        raise click.UsageError("--draft is not supported with --tensor-parallel.")
     if identifier == "mtp":
         return PredictionHead(network)
     model, draft_tokenizer = open_model(identifier, **{**loading, "revision": "main"})

@@ -66,24 +66,28 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000; --from: by --epochs]"),
     click.option("--batch", type=POSITIVE, help="Sequences per step, over all processes.  [default: 32; --from: 8]"),
     click.option("--accumulate", type=POSITIVE,
-                 help="Split each batch into this number of parts, to reduce memory.  [default: 1; --from: by memory]"),
+                 help="Split each batch into this number of parts (examples: at most), to reduce memory.  "
+                      "[default: 1; --from: by memory]"),
     click.option("--learning-rate", type=float,
-                 help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these; --lora: 0.0005]"),
-    click.option("--warm-up", type=click.IntRange(min=0), help="Warm-up steps to the peak.  [default: 100]"),
+                 help="Peak learning rate.  [default: 0.0015; lstm: 0.003; --from: a tenth of these, or "
+                      "5e-5 for labels and masked; --lora: 5e-4, or 1e-5 for preference]"),
+    click.option("--warm-up", type=click.IntRange(min=0),
+                 help="Warm-up steps to the peak.  [default: 100; --from: at most steps / 10]"),
     click.option("--floor", type=FRACTION,
                  help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
-    click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.1]"),
+    click.option("--weight-decay", type=float,
+                 help="Weight decay of matrices.  [default: 0.1; --from: 0.01; --lora: 0]"),
     click.option("--beta2", type=float, help="Second beta of AdamW.  [default: 0.99]"),
     click.option("--clip", type=float, help="Maximum gradient norm; 0 disables clipping.  [default: 1]"),
     click.option("--carry/--no-carry", default=None,
                  help="LSTM: pass the state from each sequence to the next one of the text.  [default: carry]"),
     click.option("--held-out", type=FRACTION,
-                 help="Fraction of TEXT, at its end, for evaluation only.  [default: 0.1]"),
+                 help="Fraction for evaluation only: the end of TEXT, or examples drawn by --seed.  [default: 0.1]"),
     click.option("--evaluate-every", type=POSITIVE, metavar="STEPS",
-                 help="* Steps between evaluations on the held-out text.  [default: 250]"),
+                 help="* Steps between evaluations.  [default: 250; --from: at most steps / 4]"),
     click.option("--evaluate-tokens", type=POSITIVE, help="Maximum tokens per evaluation.  [default: 1048576]"),
     click.option("--checkpoint-every", type=POSITIVE, metavar="STEPS",
-                 help="* Steps between checkpoints.  [default: 250]"),
+                 help="* Steps between checkpoints.  [default: 250; --from: at most steps / 4]"),
     click.option("--patience", type=POSITIVE, help="* Stop after this many evaluations without a lower loss."),
     click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
     click.option("--sample-tokens", type=POSITIVE, help="* Length of that text in tokens.  [default: 200]"),
@@ -93,7 +97,8 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
                  help="Random seed of weights, batches and dropout.  [default: 1337]"),
     click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),
-                 help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA, else float32]"),
+                 help="Dtype of matrix products; weights are float32.  [default: bfloat16 on CUDA (not lstm), and "
+                      "with --lora on a CPU with bfloat16; else float32]"),
     click.option("--compile/--no-compile", default=None, help="* Use torch.compile.  [default: no-compile]"),
     click.option("--parallel", type=click.Choice(["ddp", "fsdp"]),
                  help="* With torchrun: replicate the model (ddp) or shard it (fsdp).  [default: ddp]"),
@@ -206,14 +211,14 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
         if len(groups) > 1:
             units = ", ".join(group[0].compared_unit for group in groups)
             raise click.UsageError(f"--plot: the losses of these runs have different units ({units}): plot runs of one "
-                                   "objective.")  # fmt: skip
+                                   "unit.")  # fmt: skip
         draw(groups[0], plot, compared=True)
     if as_json:
         emit([summary.to_json() for group in groups for summary in group])
         return
     for number, group in enumerate(groups):
         if len(groups) > 1:
-            say(*[""] * (number > 0), f"Objective: {group[0].unit.objective}")
+            say(*[""] * (number > 0), f"Losses in {group[0].compared_unit}")
         show(group)
 
 

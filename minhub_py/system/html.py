@@ -26,7 +26,7 @@ def shown(value: Any) -> str:
     is_fraction = isinstance(value, float) or getattr(getattr(value, "dtype", None), "kind", "") == "f"
     if not is_fraction:
         return printable(str(value))
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"  # 11484, not 1.148e+04
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"  # 11484, not 1.148e+04
 
 
 def note(parts: Iterable[str]) -> str:

@@ -283,7 +283,7 @@ class Trainer:
                 with self.autocast(), self.kernels():
                     loss += task.loss(self.model, batch, scored).item()
                 last = number == len(self.evaluation_batches)
-                self.estimate(number, time.perf_counter() - started, batch.idx.numel(), last)
+                self.estimate(number, time.perf_counter() - started, int(batch.mask.sum()), last)
                 targets += batch.targets
         finally:
             self.set_training_mode()
@@ -297,7 +297,8 @@ class Trainer:
         if isinstance(self.corpus, Corpus):
             evaluated = sum(len(batch.starts) * batch.length for batch in self.evaluation_batches)
         else:
-            evaluated = len(self.corpus.held_out.ids)
+            held_out = self.corpus.held_out
+            evaluated = sum(held_out.length(number) for batch in self.evaluation_batches for number in batch)
         per_token, left = seconds / tokens / self.group.world_size, self.settings.steps - self.progress.step
         every = self.settings.evaluate_every
         self.listener.estimated(*estimate(per_token, self.tokens_per_step, evaluated, left, every))

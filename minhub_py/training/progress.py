@@ -16,6 +16,7 @@ from minhub_py.distributed import environment
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import MEASURES, LossRow
+from minhub_py.training.data import Corpus
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
 from minhub_py.training.summary import HEADINGS, about, duration, family_title
@@ -84,8 +85,10 @@ class ConsoleListener(Listener):
         self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "
                         f"{steps} of {settings.batch} × {trainer.context}; losses in {corpus.unit.name}")  # fmt: skip
         if settings.accumulate > 1:
-            self.print_line(f"each step in {settings.accumulate:,} parts of {trainer.micro_batch:,}, which limits the "
-                            f"memory ({setting('accumulate')})")  # fmt: skip
+            parts = f"{settings.accumulate:,} parts of {trainer.micro_batch:,}"
+            if not isinstance(corpus, Corpus):  # examples are grouped by length
+                parts = f"at most {settings.accumulate:,} parts"
+            self.print_line(f"each step in {parts}, which limits the memory ({setting('accumulate')})")
         step = trainer.progress.step
         if trainer.finished:
             advice = f"; for more steps: {resume_call(trainer.folder.path, steps=2 * settings.steps)}"

@@ -42,6 +42,7 @@ def test_notebooks_show_scores_as_a_table() -> None:
     assert "20 of 31 rows" in page
     assert "<td>&lt;b&gt;</td>" in Columns(word=["<b>"])._repr_html_()
     assert "<td>11484</td><td>0.01235</td>" in Columns(rate=[11484.4], loss=[0.012345678])._repr_html_()
+    assert "<td>10000</td>" in Columns(rate=[9999.96])._repr_html_()
 
 
 def models() -> dict:

@@ -331,6 +331,14 @@ def test_only_rank_0_reports_an_error() -> None:
     assert "minhub/nothing" in errors
 
 
+def test_drafts_are_rejected_before_the_model_is_loaded() -> None:
+    command = ["generate", "minhub/nothing", "ROMEO:", "--device", "cpu", "--draft", "mtp"]
+    status, _, errors = run(["minhub_py"], *command, "--tensor-parallel", "2")
+    assert status == 2
+    assert "--draft is not supported with --tensor-parallel" in errors
+    assert "minhub/nothing" not in errors
+
+
 def test_out_is_rejected_before_processes_start() -> None:
     result = CliRunner().invoke(main, [*COMMAND, "--out", "x.csv", "--tensor-parallel", "2"])
     assert result.exit_code == 2

@@ -62,23 +62,30 @@ def completions(folder: Path) -> Path:
     return write(folder / "data.jsonl", [{"prompt": f"{a}:", "completion": b} for a, b in PAIRS * 6])
 
 
-def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path) -> None:
-    """Also if the held-out examples are a single batch."""
+def test_examples_have_an_estimate_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the held-out examples are a single batch. It counts the evaluated examples only."""
     events: list[str] = []
+    ratios: list[float] = []  # of the duration of the evaluations and of a step
 
     class Order(Listener):
         def estimated(self, seconds: float, steps: int, evaluations: int, step_seconds: float) -> None:
             assert (seconds > steps * step_seconds > 0, steps, evaluations) == (True, 2, 3)
             events.append("estimated")
+            ratios.append((seconds - steps * step_seconds) / step_seconds)
 
         def working(self, step: int, task: str, number: int, count: int) -> None:
             assert (task, count) != ("evaluation", 2)
             events.append(task)
 
     options = QUICK | {"lora": 2, "steps": 2, "evaluate_every": 1, "listener": Order()}
-    train(completions(tmp_path), tmp_path / "run", **options)
+    run = train(completions(tmp_path), tmp_path / "run", **options, evaluate_tokens=1)
     assert events[:3] == ["evaluation", "estimated", "step"]
     assert events.count("estimated") == 1
+    examples = run.corpus.train
+    step = run.settings.batch * len(examples.ids) / len(examples)
+    assert ratios == [pytest.approx(3 * run.corpus.held_out.length(0) / (3 * step))]
+    train(completions(tmp_path), tmp_path / "shown", **QUICK | {"steps": 1, "accumulate": 2, "progress": True})
+    assert "\neach step in at most 2 parts, which limits" in capsys.readouterr().err
 
 
 def test_a_large_model_has_small_parts() -> None:
@@ -296,7 +303,7 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     result = CliRunner().invoke(main, ["compare", *folders])
     assert result.exit_code == 0, result.output
     labels_table, numbers_table = (table.splitlines() for table in result.output.split("\n\n"))
-    assert [labels_table[0], numbers_table[0]] == ["Objective: labels", "Objective: regression"]
+    assert [labels_table[0], numbers_table[0]] == ["Losses in nats per label", "Losses in mean squared error"]
     columns = [re.split(r" {2,}", table[1]) for table in (labels_table, numbers_table)]
     assert [names[7] for names in columns] == ["NATS PER LABEL", "MEAN SQUARED ERROR"]
     assert [names[8:10] for names in columns] == [["ACCURACY", "MACRO F1"], ["R2", "TOKENS/S"]]
@@ -313,7 +320,7 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
         plot = ["--plot", str(tmp_path / "plot.png")]
         assert CliRunner().invoke(main, ["compare", folders[0], folders[2], *plot]).exit_code == 0
         result = CliRunner().invoke(main, ["compare", *folders, *plot])
-        assert "different units (nats per label, mean squared error): plot runs of one objective" in result.output
+        assert "different units (nats per label, mean squared error): plot runs of one unit" in result.output
 
 
 def test_texts_of_one_token_have_labels(tmp_path: Path) -> None:

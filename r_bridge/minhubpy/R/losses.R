@@ -107,8 +107,8 @@ print.minhub_comparison <- function(x, ..., digits = 4L) {
 
 #' Plot training losses
 #'
-#' Draws the losses of a run: the loss on held-out text as a solid line, with a
-#' point at the best model, and the loss on training text as a dotted line. A
+#' Draws the losses of a run: the loss on held-out data as a solid line, with a
+#' point at the best model, and the loss on training data as a dotted line. A
 #' training loss is the mean since the last evaluation, so it is drawn between
 #' the two evaluations. For the result of [minhub_compare()], the plot has one
 #' line per run; for text, in nats per character.
@@ -169,7 +169,7 @@ plot.minhub_run <- function(x, ...) {
 
 #' @rdname plot.minhub_losses
 #' @export
-plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out text",
+plot.minhub_comparison <- function(x, against = c("step", "tokens", "seconds"), main = "Losses on held-out data",
                                    col = NULL, ...) {
   against <- choice(against, c("step", "tokens", "seconds"))
   check_plotted(x, c("run", rev(COMPARED)), "there is no run to plot: select at least one row")
@@ -231,7 +231,7 @@ draw_losses <- function(runs, against, unit) {
   graphics::title(xlab = against, line = 1.7)
 }
 
-# The midpoints between evaluations. The interval old the first row is assumed to equal the interval after it.
+# The midpoints between evaluations. The interval before the first row is assumed to equal the interval after it.
 middles <- function(x) {
   gaps <- diff(x)
   x - c(if (length(gaps)) gaps[[1L]] else 0, gaps) / 2

@@ -77,7 +77,7 @@ show_event <- function(screen, event) {
       say_line(screen, event$family, ", ", counted(event$parameters), " parameters, on ", event$device, ", ", event$dtype)
       say_line(
         screen, counted(event$train_tokens), " ", event$unit, " to train on, ", counted(event$held_out_tokens), " held out; ",
-        counted(event$steps), " steps of ", counted(event$batch), " x ", counted(event$context),
+        counted_noun(event$steps, "step"), " of ", counted(event$batch), " x ", counted(event$context),
         "; losses in ", event$loss_unit
       )
       if (event$finished) {
@@ -88,8 +88,8 @@ show_event <- function(screen, event) {
     },
     estimated = {
       say_line(
-        screen, "about ", event$time, " for ", counted(event$steps), " steps of ", format(event$step_seconds, digits = 2), " s and ",
-        counted(event$evaluations), " evaluations"
+        screen, "about ", event$time, " for ", counted_noun(event$steps, "step"), " of ",
+        format(event$step_seconds, digits = 2), " s and ", counted_noun(event$evaluations, "evaluation")
       )
       if (nzchar(event$busy)) say_line(screen, event$busy)
       if (event$seconds >= 600) say_line(screen, "to reduce the time, reduce steps, batch, context or evaluate_tokens")
@@ -149,3 +149,5 @@ move_line <- function(screen, ...) {
 }
 
 counted <- function(n) format(round(n), big.mark = ",", scientific = FALSE)
+
+counted_noun <- function(n, noun) paste0(counted(n), " ", noun, if (n != 1) "s")

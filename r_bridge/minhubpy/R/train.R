@@ -50,11 +50,13 @@
 #' @section Further settings:
 #' `...` accepts the other settings of Python's `minhub_py.train()`, with the same
 #' defaults: `revision` (branch, tag or commit of `from`), `vocab_size` (of a
-#' `"bpe"` tokenizer), `held_out` (0.1, the held-out part of the text),
+#' `"bpe"` tokenizer), `held_out` (0.1, the held-out part: the end of the text, or
+#' examples drawn by `seed`),
 #' `accumulate` (the number of parts into which the rows of a step are split to
-#' reduce memory), `warm_up` (100, the number of steps until the maximum learning
-#' rate), `epochs`, `objective`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
-#' `floor`, `weight_decay`, `beta2`, `clip`, `carry` (`FALSE`: an LSTM
+#' reduce memory; at most this number for examples), `warm_up` (100, the number of
+#' steps until the maximum learning rate; with `from`, at most a tenth of `steps`),
+#' `epochs`, `objective`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
+#' `floor`, `weight_decay` (0.1, with `from` 0.01, with `lora` 0), `beta2`, `clip`, `carry` (`FALSE`: an LSTM
 #' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
 #' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
 #'
@@ -77,7 +79,8 @@
 #'   the data, or the further setting `epochs`.
 #' @param batch The number of rows in each step. Default: 32, or 8 with `from`.
 #' @param learning_rate The maximum learning rate. Default: 0.0015, for an LSTM
-#'   0.003, a tenth of that with `from`, and 0.0005 with `lora`.
+#'   0.003, a tenth of that with `from` (0.00005 for labels and masked words), and
+#'   0.0005 with `lora` (0.00001 for preferences).
 #' @param tokenizer `"characters"` (one token per character), `"bpe"` (learned
 #'   from the text), a tokenizer of [tokenizer_from_pretrained()], or the
 #'   `identifier` of a model as in [from_pretrained()].
@@ -89,7 +92,8 @@
 #' @param device The device, as in [from_pretrained()].
 #' @param patience The number of evaluations without a lower loss after which the
 #'   training stops. `NULL`: no early stopping.
-#' @param evaluate_every The number of steps between two evaluations. Default: 250.
+#' @param evaluate_every The number of steps between two evaluations. Default: 250,
+#'   with `from` at most a quarter of `steps`.
 #' @param config Further settings of the model: a list with the names of
 #'   config.json, such as `list(window_size = 64)`.
 #' @param lora Train a LoRA adapter of `from` instead of all weights: its rank, such

@@ -210,6 +210,8 @@ test_that("outside a console, a line is printed at least once a minute", {
   screen$printed <- screen$printed - 60
   expect_message(minhubpy:::show_event(screen, news), "^step 2 of 10  loss 1.5000  1,234 tokens/s  9 s left\n$")
   expect_silent(minhubpy:::show_event(screen, news))
+  estimate <- list(event = "estimated", time = "2 s", steps = 1, step_seconds = 1, evaluations = 2, busy = "", seconds = 2)
+  expect_message(minhubpy:::show_event(screen, estimate), "^about 2 s for 1 step of 1 s and 2 evaluations\n$")
 })
 
 test_that("the status line of a console fits the width and is erased", {
