@@ -24,7 +24,7 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.group import Command
 from minhub_py.cli.main import main
-from minhub_py.cli.output import bar_console
+from minhub_py.cli.output import bar_console, checklist_entry
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
@@ -465,6 +465,14 @@ def test_ctrl_c_ends_a_loop_of_the_shell() -> None:
         finally:
             process.kill()
     assert (process.returncode, said) == (-signal.SIGINT, b"")
+
+
+def test_a_check_without_a_text_keeps_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    checklist_entry("NO", "R", "", "install R")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["NO  R", "    -> install R"]
 
 
 def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
