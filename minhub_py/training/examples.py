@@ -30,7 +30,7 @@ from torch import Tensor
 from minhub_py.chat.replies import encode_replies
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.checkpoints.storage import open_safetensors
-from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.checkpoints.tokenizers.tokenizer import encode, working
 from minhub_py.system.formats import format_of, read_batches
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
@@ -109,7 +109,8 @@ class ExampleCorpus:
     @property
     def unit(self) -> LossUnit:
         """The unit of losses."""
-        return loss_unit(self.objective, classes=len(self.labels))
+        kept = bool(self.train.keep.any() or self.held_out.keep.any())
+        return loss_unit(self.objective, classes=len(self.labels), kept=kept)
 
     @classmethod
     def read(cls, folder: Path, metadata: Mapping[str, Any]) -> "ExampleCorpus":
@@ -164,6 +165,10 @@ class Encoder:
                 return [self.completion(text(row, "prompt"), side) for side in sides]
             before = row.get("prompt") or []
             return [self.chat([*before, *side]) for side in sides]
+        if objective == "masked":  # special tokens are not masked, as in BERT
+            with working(self.tokenizer):
+                encoded = self.tokenizer.encode(text(row, "text"))
+            return [self.limited(encoded.ids, [not special for special in encoded.special_tokens_mask])]
         ids = encode(self.tokenizer, text(row, "text"))
         return [
             self.limited(ids if self.eos is None else [*ids, self.eos], [True] * (len(ids) + (self.eos is not None)))
@@ -232,7 +237,7 @@ def prepare_examples(
             label = label_of(row, labels) if objective == "labels" else 0.0
             keep = is_kept(row)
             if keep and objective not in ("chat", "completion", "text"):
-                raise ValueError(f"keep is for messages, completions and texts, not for the objective {objective}")
+                raise ValueError(f"keep is for messages, completions and texts: remove it for {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
         if all(any(sequence.targets[first:]) for sequence in sequences):

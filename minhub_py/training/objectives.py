@@ -5,7 +5,7 @@ Sources
     Devlin et al. (2019), "BERT", section 3.1, for masked words.
 
 Rows with `keep` have another loss: the Kullback-Leibler divergence of each target's distribution from the base model's
-distribution. It is 0 at the start, and preserves answers that the other rows would change.
+distribution, times `keep_weight`. It is 0 at the start, and preserves answers that the other rows would change.
 
 The loss of a step is the mean over all of its targets, for any number of micro-batches. The head is computed for the
 targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exist at the same time.
@@ -13,7 +13,7 @@ targets only, in slices of `HEAD_ROWS`, so that the logits of a batch never exis
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,9 +90,10 @@ class ExampleTask:
 
     def step_batches(self, step: int, shard: slice) -> list[Batch]:
         """The micro-batches of a step. Examples of similar lengths share one, which needs less padding."""
-        numbers = self.numbers(step)
-        scale = 1 / max(self.train.weight(numbers), 1.0)
-        return self.batches(self.train, sorted(numbers[shard], key=self.train.length), scale, step)
+        numbers = sorted(self.numbers(step)[shard], key=self.train.length)
+        batches = self.batches(self.train, numbers, 1.0, step)
+        scale = 1 / max(sum(batch.targets for batch in batches), 1.0)
+        return [replace(batch, scale=scale) for batch in batches]
 
     def evaluation_batches(self) -> list[list[int]]:
         """The examples of each batch of an evaluation, up to `max_tokens` tokens in total."""

@@ -218,6 +218,7 @@ def read_settings(path: Path) -> tuple[Settings, list[Change]]:
     history = values.pop("history", [])
     if unsupported := sorted(set(values) - {item.name for item in fields(Settings)}):
         raise ValueError(f"{path} has settings of another version: {', '.join(unsupported)}")
+    values.setdefault("keep_weight", 1.0)  # of earlier versions
     with reading(path):
         settings, changes = Settings(**values), [Change(int(item["step"]), dict(item["before"])) for item in history]
         segments(settings, changes)

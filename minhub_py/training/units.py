@@ -1,6 +1,6 @@
 """The units of losses. Only losses with the same unit are comparable."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ UNITS = {
 }
 
 
-def loss_unit(objective: str, *, classes: int = 0) -> LossUnit:
-    """The unit of an objective. classes: the number of classes of labels; 0 for regression."""
-    return UNITS["regression" if objective == "labels" and not classes else objective]
+def loss_unit(objective: str, *, classes: int = 0, kept: bool = False) -> LossUnit:
+    """The unit of an objective. classes: of labels; 0 for regression.    kept: whether rows have `keep`."""
+    unit = UNITS["regression" if objective == "labels" and not classes else objective]
+    return replace(unit, name=f"{unit.name}, with rows to keep", perplexity=False) if kept else unit

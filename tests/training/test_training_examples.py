@@ -454,6 +454,16 @@ def test_masked_words(tmp_path: Path, encoder: Path) -> None:
     options = QUICK | {"start": str(encoder), "learning_rate": 5e-3, "epochs": 20}
     run = train(path, tmp_path / "run", **options)
     assert run.settings.objective == "masked"
+    corpus = run.corpus
+    assert isinstance(corpus, ExampleCorpus)
+    special = {read_tokenizer(encoder).token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    for ids, weights in corpus.train.sequences(range(len(corpus.train))):
+        assert {int(id) for id, weight in zip(ids, weights, strict=True) if not weight} == special
+    task = ExampleTask("masked", corpus.train, corpus.held_out, batch=8, micro_batch=3, seed=1, max_tokens=9, mask_id=4,
+                       vocab_size=9)  # fmt: skip
+    batches = task.step_batches(0, slice(0, 8))
+    assert sum(float(batch.weights.sum() * batch.scale) for batch in batches) == pytest.approx(1)
+    assert run.losses[1]["train_loss"] > 0.3 * run.losses[1]["held_out_loss"]
     assert run.best_loss < 0.6 * run.losses[0]["held_out_loss"]
     adapted = train(path, tmp_path / "adapter", lora=4, **options)
     assert adapted.best_loss < adapted.losses[0]["held_out_loss"]
@@ -510,6 +520,8 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
     corpus = read_corpus(tmp_path / "with" / "tokens")
     assert isinstance(corpus, ExampleCorpus)
     assert not corpus.held_out.keep.all()
+    assert corpus.unit.name == "nats per token of completions, with rows to keep"
+    assert not corpus.unit.perplexity
     model = from_pretrained(START, adapter=tmp_path / "with")
     for kept_rows, factor in ((True, 4.0), (False, 1.0)):
         losses = []
