@@ -93,16 +93,26 @@ packed = Operation(
 )
 
 
+def periodic(period: int, layers: int) -> list[bool]:
+    """Whether each layer has a window, by llama.cpp's rule: all but the last one of a period, and all if it is 0."""
+    return [period == 0 or layer % period < period - 1 for layer in range(layers)]
+
+
 def derive(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The form of config.json. Without a pattern of windows, every second layer has full attention."""
+    """The form of config.json. Without a pattern of windows, every second layer has full attention.
+
+    ValueError: the pattern is neither a period nor a list.
+    """
     own: dict[str, Any] = {
         "quantization_config": {"quant_method": "mxfp4"} if settings["quantization_config"] else None
     }
     if "layer_types" in settings:
-        pattern = settings["layer_types"]
+        pattern, layers = settings["layer_types"], settings.get("num_hidden_layers")
+        if type(pattern) is int and pattern >= 0:  # the config rejects other numbers of layers
+            pattern = periodic(pattern, layers) if type(layers) is int and layers <= 4096 else []
         if not isinstance(pattern, list):
             raise ValueError(
-                f"attention.sliding_window_pattern must be a list with a value for each layer, not {pattern}"
+                f"attention.sliding_window_pattern must be a period or a list with one value per layer, not {pattern}"
             )
         own["layer_types"] = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
     return own
@@ -116,8 +126,12 @@ def encode(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("llama.cpp's gpt-oss has swiglu_alpha 1.702 and swiglu_limit 7 only")
     if config["rope_parameters"]["rope_type"] == "llama3":
         raise ValueError("llama.cpp's gpt-oss has no rope_type llama3")
-    types = config.get("layer_types")
-    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in types]} if types else {}
+    if not config.get("layer_types"):
+        return {}
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    # A period where possible, the form of llama.cpp's default.
+    periods = (period for period in range(len(sliding) + 1) if sliding == periodic(period, len(sliding)))
+    return {"attention.sliding_window_pattern": next(periods, sliding)}
 
 
 GGUF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")

@@ -8,6 +8,7 @@ Sources: ggml's docs/gguf.md; llama.cpp's converters and, for the types of tenso
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -135,14 +136,31 @@ def mapped_tensors(
 
 
 def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:
-    """The key of the pooling of a text embedding model, if llama.cpp has it."""
+    """The key of the pooling of a text embedding model. ValueError: a GGUF file cannot express its embeddings.
+
+    Warns of prompts and lower case, which clients of the file must apply themselves.
+    """
     key = f"{architecture.name}.pooling_type"
     if isinstance(checkpoint, GGUFCheckpoint):
         number = checkpoint.header.metadata.get(key)
     else:
         settings = read_embedding_settings(checkpoint.path)
-        pooling = settings.pooling if settings else ()
-        number = next((number for number, name in POOLINGS.items() if pooling == (name,)), None)
+        if settings is None:
+            return {}
+        number = next((number for number, name in POOLINGS.items() if settings.pooling == (name,)), None)
+        if settings.dense or number is None:
+            lacking = "dense layers" if settings.dense else f"pooling {' + '.join(settings.pooling)}"
+            raise ValueError(
+                f"text embeddings of this model have {lacking}, which a GGUF file of {architecture.name} cannot "
+                "express: use the original repository"
+            )
+        present = {"prompts": any(settings.prompts.values()), "lower case": settings.lower_case}
+        if names := [name for name, needed in present.items() if needed]:
+            warnings.warn(
+                f"the GGUF file lacks the {' and '.join(names)} of the repository's text embeddings: apply them to "
+                "each text before embedding",
+                stacklevel=3,
+            )
     return {} if number is None else {key: number}
 
 

@@ -333,7 +333,9 @@ class Batch:
         """The runner's `forward`. Drafters that read hidden states get them."""
         hidden = None
         if any(self.rows[slot].drafter.reads_hidden for slot in texts):
-            hidden = torch.empty(sum(map(len, texts.values())), self.runner.channels)
+            tokens = sum(map(len, texts.values()))
+            # The decoder writes float32 on the CPU, independent of PyTorch's defaults.
+            hidden = torch.empty(tokens, self.runner.channels, dtype=torch.float32, device="cpu")
         logits = self.runner.forward(texts, self.cache, every, exact or self.exact, hidden)
         if hidden is not None:
             for slot, states in zip(texts, hidden.split([len(ids) for ids in texts.values()]), strict=True):

@@ -307,7 +307,9 @@ def stream_batch(
 
 
 def drafts_of(model: LanguageModel, draft: Any) -> Drafts | None:
-    """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts."""
+    """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for the model."""
+    if isinstance(draft, PredictionHead) and draft.model is not model:
+        raise ValueError("the PredictionHead is of another model: create PredictionHead(model) or pass draft='mtp'")
     if draft is None or isinstance(draft, Drafts):
         return draft
     return PredictionHead(model) if draft == "mtp" else DraftModel(decoder_of(draft, "draft="))

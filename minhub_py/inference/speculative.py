@@ -170,7 +170,7 @@ class PredictionHead(Drafts):
                 f"{setting('draft', 'mtp')}: the model has no head for multi-token prediction. Load a checkpoint that "
                 f"has one (mtp.* tensors, such as Qwen 3.5) with {setting('mtp', True)}"
             )
-        self.context = model.config.context_length
+        self.model, self.context = model, model.config.context_length
         self.runner: PredictionRunner | None = None
         with suppress(UnsupportedError):  # otherwise the model has no native runner either, and gets no drafts
             self.runner = PredictionRunner(model)

@@ -267,7 +267,7 @@ class Past:
     attended_tokens: (B, T) bool, the tokens that an encoder and cross-attention attend to, without padding; None for
     all.
     lengths: of texts that follow each other in `idx` (1, T), without a cache. Each has its own positions and attends to
-    itself only; attention must have no bias.
+    itself only. ValueError: with another argument or a bias of attention.
     """
 
     def __init__(
@@ -279,12 +279,13 @@ class Past:
         attended_tokens: Tensor | None = None,
         lengths: Sequence[int] | None = None,
     ) -> None:
+        if lengths is not None and any(each is not None for each in (cache, encoder, recorded, attended_tokens)):
+            raise ValueError("texts in one row (lengths=) have no cache, encoder, recording or padding")
         self.texts = [] if lengths is None else [Past(text) for text in idx.split(list(lengths), dim=1)]
         lengths = [0] if cache is None else cache.lengths
         if min(lengths) == max(lengths):  # a set of lengths would make torch.compile recompile for each token
             lengths = lengths[:1]
-        self.cache, self.encoder, self.recorded = cache, encoder, recorded
-        self.attended_tokens = attended_tokens
+        self.cache, self.encoder, self.recorded, self.attended_tokens = cache, encoder, recorded, attended_tokens
         self.length = idx.size(1)
         self.size = self.length if cache is None else cache.max_length
         self.start, self.ragged = lengths[0], len(lengths) > 1
@@ -329,6 +330,8 @@ class Past:
         A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
         """
         if self.texts:
+            if bias is not None:
+                raise ValueError("texts in one row (lengths=) cannot have a bias of attention")
             settings: Any = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal,
                              "dropout": dropout, "upcast": upcast, "source": source, "keep": keep}  # fmt: skip
             return self.attend_in_texts(layer, q, k, v, settings)
@@ -346,8 +349,7 @@ class Past:
             mask = bias
         else:
             mask = self.mask(attended, window) if causal else self.mask_of_encoder(window)
-        # torch.compile needs a branch.
-        is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210
+        is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
         if self.recorded is not None:
             self.recorded[layer] = attention_weights(q.float(), k.float(), mask, is_causal, scale, softcap, sinks)
         return attention(q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast)
@@ -358,8 +360,8 @@ class Past:
         """`attend` within each text of `lengths`."""
         lengths = [text.length for text in self.texts]
         parts = ([None] * len(lengths) if tensor is None else tensor.split(lengths, dim=2) for tensor in (q, k, v))
-        attended = (text.attend(layer, *part, **settings) for text, *part in zip(self.texts, *parts, strict=True))
-        return torch.cat(list(attended), dim=2)
+        attended = [text.attend(layer, *part, **settings) for text, *part in zip(self.texts, *parts, strict=True)]
+        return torch.cat(attended, dim=2)
 
     def keys_values(
         self, layer: int, k: Tensor | None, v: Tensor | None, source: int | None
@@ -390,11 +392,9 @@ class Past:
         """
         S, T = attended.size(1), self.length
         if window not in self._masks:
-            # Whether the window contains all attended positions.
-            in_window = window is None or self.start + T <= window or (T == 1 and window >= S)
-            self._masks[window] = None
-            if self.ragged or not in_window or (self.start > 0 and T > 1):
-                self._masks[window] = self.allowed(attended, window)
+            in_window = window is None or self.start + T <= window or (T == 1 and window >= S)  # all attended positions
+            is_masked = self.ragged or not in_window or (self.start > 0 and T > 1)
+            self._masks[window] = self.allowed(attended, window) if is_masked else None
         return self._masks[window]
 
     def mask_of_encoder(self, window: int | None = None) -> Tensor | None:

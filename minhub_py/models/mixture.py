@@ -17,6 +17,7 @@ from minhub_py.models.base import ACTIVATIONS
 from minhub_py.models.experts import ExpertMatrices, Routing, mixture, route
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mlp import GatedMLP
+from minhub_py.models.steps import Add, Gate, Linear, Norm, SaveResidual, Step
 
 
 class Experts(nn.Module):
@@ -45,13 +46,16 @@ class SharedExpert(GatedMLP):
     def gated(self, x: Tensor) -> Tensor:
         return super().gated(x) * self.factor(x).sigmoid()
 
-    def parallel_steps(self, norm: Any) -> Iterator[steps.Step]:
+    def steps(self, norm: RMSNorm | None = None) -> Iterator[Step]:
+        yield Linear([self.gate_proj, self.up_proj, self.factor])
+        yield Gate(self.activation, sigmoid=True)
+        yield Add(self.down_proj, norm)
+
+    def parallel_steps(self, norm: Any) -> Iterator[Step]:
         """The operations for h = norm(x), and again h = norm(x) with the x before them, for the experts."""
-        yield steps.SaveResidual()
-        yield steps.Linear([self.gate_proj, self.up_proj, self.factor])
-        yield steps.Gate(self.activation, sigmoid=True)
-        yield steps.Add(self.down_proj)
-        yield steps.Norm(norm, saved=True)
+        yield SaveResidual()
+        yield from self.steps()
+        yield Norm(norm, saved=True)
 
 
 class Mixture(nn.Module):

@@ -201,14 +201,24 @@ class Qwen35(LanguageModel):
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
+    def prediction_head(self) -> MultiTokenPrediction:
+        """The head for multi-token prediction. ValueError: it is not loaded."""
+        if self.mtp is None:
+            raise ValueError(
+                "the model has no head for multi-token prediction: load a checkpoint that has one with "
+                "from_pretrained(…, mtp=True)"
+            )
+        return self.mtp
+
     def predict(self, idx: Tensor, hidden: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
         """Logits (B, T, V) of the token after idx (B, T), and h' (B, T, C), by the head for multi-token prediction.
 
         hidden: (B, T, C), the model's `hidden` before each token of idx, or h'.    cache: with `mtp_layout`.
+
+        ValueError: the model has no head.
         """
-        assert self.mtp is not None
-        past = Past(idx, cache)
-        x = self.mtp(self.embed_tokens(idx), hidden, past, Rotation(self.rope, past.positions, hidden.dtype))
+        head, past = self.prediction_head(), Past(idx, cache)
+        x = head(self.embed_tokens(idx), hidden, past, Rotation(self.rope, past.positions, hidden.dtype))
         past.finish()
         return self.logits(x), x
 
@@ -232,8 +242,7 @@ class Qwen35(LanguageModel):
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
     def mtp_steps(self) -> Iterator[HeadStep]:
-        assert self.mtp is not None
-        yield from self.mtp.steps(self.embed_tokens, self.rope, self.config.hidden_act)
+        yield from self.prediction_head().steps(self.embed_tokens, self.rope, self.config.hidden_act)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from minhub_py import embed, from_pretrained, modernbert, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
+from minhub_py.checkpoints.sentence_transformers import Dense, EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
 from minhub_py.export.gguf import write_gguf
@@ -315,6 +315,31 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
     rows = [[1, 2, 3]]
     assert from_pretrained(file, device="cpu").embedding_settings.pooling == ("cls",)
     torch.testing.assert_close(embed(from_pretrained(file, device="cpu"), None, rows), embed(model.eval(), None, rows))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (EmbeddingSettings(pooling=("max",)), "have pooling max, which a GGUF file of modern-bert cannot express: use"),
+        (EmbeddingSettings(pooling=("cls", "mean")), r"have pooling cls \+ mean, which"),
+        (EmbeddingSettings(dense=(Dense(torch.eye(32), None, "Tanh"),)), "have dense layers, which"),
+    ],
+)
+def test_embeddings_beyond_gguf_are_rejected(settings: EmbeddingSettings, message: str, tmp_path: Path) -> None:
+    model = modernbert(vocab_size=61, **MODERN)
+    model.embedding_settings = settings
+    save_pretrained(model, tmp_path / "hub")
+    with pytest.raises(ValueError, match=message):
+        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
+    model = modernbert(vocab_size=61, **MODERN)
+    model.embedding_settings = EmbeddingSettings(lower_case=True, prompts={"query": "query: ", "document": ""})
+    save_pretrained(model, tmp_path / "hub")
+    with pytest.warns(UserWarning, match="lacks the prompts and lower case of the repository's text embeddings"):
+        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
 
 
 def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:

@@ -128,6 +128,10 @@ def test_gemma4_matches_the_original(tmp_path: Path) -> None:
     [
         (change("tokenizer.ggml.pre", "poro-chat", "string"), "pre 'poro-chat' is not supported; supported are gpt-2"),
         (change("tokenizer.ggml.model", "rwkv", "string"), "model is 'rwkv'; supported are gpt2, llama, t5, gemma4"),
+        (
+            change("tokenizer.ggml.model", ["gpt2"], "array"),
+            r"model is \['gpt2'\]; .*: use the original",
+        ),
         (change("tokenizer.ggml.bos_token_id", 9999), "bos_token_id cannot be 9999"),
         (change("tokenizer.ggml.merges", ["a"], "array"), "is not a valid tokenizer"),
         (change("tokenizer.ggml.merges", ["a zzz"], "array"), "the result of a merge is not a token"),

@@ -1,6 +1,7 @@
 """GGUF files of GPT-OSS with experts in MXFP4, which keep their codes and scales in both directions."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -42,6 +43,22 @@ def test_experts_keep_their_codes(type: str, folder: Path, tmp_path: Path) -> No
     ids = ids_of(1, 30)
     if type == "F32":
         assert torch.equal(again(ids), model(ids))
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern"),
+    [(None, None), ("sfsf", 2), ("ssfs", 3), ("ssss", 0), ("ffff", 1), ("fsfs", [False, True, False, True])],
+)
+def test_windows_are_a_period_or_a_list(layers: str | None, pattern: Any, tmp_path: Path) -> None:
+    names = {"s": "sliding_attention", "f": "full_attention"}
+    types = None if layers is None else [names[layer] for layer in layers]
+    model = gptoss(**{**SMALL, "num_hidden_layers": 4}, layer_types=types)
+    save_pretrained(model, tmp_path / "hub")
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    metadata = read_header(tmp_path / "model.gguf").metadata
+    assert metadata.get("gpt-oss.attention.sliding_window_pattern") == pattern
+    again = from_pretrained(tmp_path / "model.gguf", device="cpu")
+    assert again.config.windows == model.config.windows
 
 
 def test_experts_are_values_of_the_gguf_package(folder: Path, tmp_path: Path) -> None:

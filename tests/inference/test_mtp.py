@@ -295,6 +295,34 @@ def test_drafts_after_rejections_equal_those_of_a_new_cache(models: dict[str, An
             assert draft == drafts_from_scratch(model, tokens, len(draft))
 
 
+def test_pytorch_defaults_do_not_change_drafts(models: dict[str, Any]) -> None:
+    """The decoder writes hidden states as float32."""
+    model = models["qwen3_5_text"]
+    expected = generate(model, PROMPTS, 20, **GREEDY)
+    for dtype in (torch.float64, torch.bfloat16):
+        drafts = PredictionHead(model)
+        torch.set_default_dtype(dtype)
+        try:
+            assert generate(model, PROMPTS, 20, draft=drafts, **GREEDY) == expected
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert drafts.proposed > 0
+
+
+def test_a_head_of_another_model_is_rejected(models: dict[str, Any]) -> None:
+    drafts = PredictionHead(models["qwen3_next"])
+    with pytest.raises(ValueError, match=r"is of another model: create PredictionHead\(model\) or pass draft='mtp'"):
+        generate(models["qwen3_5_text"], PROMPTS, 3, draft=drafts)
+
+
+def test_predictions_without_a_head_are_rejected() -> None:
+    model = minhub_py.qwen35(**{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"})
+    idx = torch.tensor([[1, 2]])
+    for call in (lambda: model.predict(idx, model.hidden(idx)), lambda: list(model.mtp_steps())):
+        with pytest.raises(ValueError, match=r"no head .* with from_pretrained\(…, mtp=True\)"):
+            call()
+
+
 def test_accepted_tokens_save_steps(models: dict[str, Any]) -> None:
     model = informed(deepcopy(models["qwen3_5_text"]), 0.0)
     drafts = PredictionHead(model)

@@ -107,8 +107,11 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     model = metadata.get("tokenizer.ggml.model")
     if encoder_family(metadata):
         return special_tokens(metadata, {})
-    if model not in BUILDERS:
-        raise ValueError(f"tokenizer.ggml.model is {brief(model)}; supported are {', '.join(BUILDERS)}")
+    if not isinstance(model, str) or model not in BUILDERS:
+        raise ValueError(
+            f"tokenizer.ggml.model is {brief(model)}; supported are {', '.join(BUILDERS)}: use the original "
+            "repository's tokenizer.json"
+        )
     add_bos = words_of(metadata).add_bos if model == "gpt2" else model != "t5"
     settings: dict[str, Any] = {
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos) or model == "gemma4",
