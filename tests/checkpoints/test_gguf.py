@@ -300,9 +300,13 @@ def test_gguf_tables_cover_the_weight_tables() -> None:
 
     for architecture in weights_map.gguf_architectures.values():
         table = weights_map.tables[architecture_of(architecture.model_type).model_type].for_head(None)
+        if architecture.name == "t5encoder":
+            table = table.without_decoder()
         rows = [row for row in table.rows if row.operation.name != "drop"]
         known = {name: row.optional for row in rows for name in row.templates("hub")}
-        named = [name for row in architecture.rows for name in row.templates("native")]
+        # A file has at most one head for multi-token prediction, without an index.
+        named = [name.replace("mtp.layers.0.", "mtp.layers.{}.") for row in architecture.rows
+                 for name in row.templates("native")]  # fmt: skip
         assert {name for name, optional in known.items() if not optional} <= set(named) <= set(known), architecture.name
         # Twice only where a file has the one or the other: a whole tensor, or its parts.
         twice = {name for name in named if named.count(name) > 1}
