@@ -355,8 +355,8 @@ def save_pretrained(
     own: LanguageModel = model_of(model, "save_pretrained()")
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     if getattr(own, "attached", None) is not None:
-        raise ValueError("a model with an adapter is not saved as a whole: save the adapter with save_adapter(), or "
-                         "write a complete model with minhub convert --merge")  # fmt: skip
+        raise ValueError("save_pretrained() does not save a model with an adapter: save the adapter with "
+                         "save_adapter(), or write a complete model with minhub convert --merge")  # fmt: skip
     refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")

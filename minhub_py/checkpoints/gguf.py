@@ -197,6 +197,8 @@ class GGUFCheckpoint(Checkpoint):
                 raise ValueError(f"{prefix}{key} cannot be {brief(value)}")
             return value
 
+        if "block_count" not in values:
+            raise ValueError(f"it has no {prefix}block_count")
         heads = number("attention.head_count")
         size = number("attention.key_length", number("embedding_length") // heads)
         values.setdefault("attention.head_count_kv", heads)

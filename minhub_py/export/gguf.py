@@ -9,7 +9,8 @@ Sources: ggml's docs/gguf.md; llama.cpp's converters and, for the types of tenso
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,7 +83,8 @@ def write_gguf(
     _, model, meta = fit(checkpoint)
     config = model.config.to_hub()
     architecture = gguf_architecture_of(config)
-    settings = settings_of(architecture, model.config)
+    with advice():
+        settings = settings_of(architecture, model.config)
     shapes, tensors = mapped_tensors(checkpoint, architecture, model.config, meta)
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
@@ -111,11 +113,21 @@ def write_gguf(
             if progress is not None:
                 progress(number + 1, len(types))
         writer.close()
-        check_settings(partial, model.config)
+        with advice():
+            check_settings(partial, model.config)
         os.replace(partial, out)
     finally:
         writer.close()
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def advice() -> Iterator[None]:
+    """Add the next step to the error for a model that llama.cpp does not have in this form."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}: convert to a folder instead of a GGUF file") from error
 
 
 def mapped_tensors(

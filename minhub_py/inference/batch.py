@@ -36,7 +36,7 @@ from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of
 from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
-from minhub_py.inference.speculative import Drafter, Drafts, PromptLookup
+from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
 from minhub_py.inference.torch_runner import CHUNK, Runner
 from minhub_py.models.base import LanguageModel
 
@@ -125,7 +125,7 @@ class Batch:
         generator: torch.Generator | None = None,
         stop: StopCriteria | None = None,
         speculate: int = 0,
-        draft: Drafts | None = None,
+        draft: DraftSource | None = None,
         targets: Sequence[int] = (),
         logprobs: bool = False,
         top: int = 0,

@@ -16,7 +16,7 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
-from minhub_py.inference.speculative import DraftModel, Drafts, PredictionHead
+from minhub_py.inference.speculative import DraftModel, DraftSource, PredictionHead
 from minhub_py.models.base import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -306,10 +306,10 @@ def stream_batch(
     return run()
 
 
-def drafts_of(model: LanguageModel, draft: Any) -> Drafts | None:
+def drafts_of(model: LanguageModel, draft: Any) -> DraftSource | None:
     """The source of draft tokens for the argument `draft`. ValueError: it cannot make drafts for the model."""
     if isinstance(draft, PredictionHead) and draft.model is not model:
         raise ValueError("the PredictionHead is of another model: create PredictionHead(model) or pass draft='mtp'")
-    if draft is None or isinstance(draft, Drafts):
+    if draft is None or isinstance(draft, DraftSource):
         return draft
     return PredictionHead(model) if draft == "mtp" else DraftModel(decoder_of(draft, "draft="))

@@ -34,7 +34,7 @@ from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
-from minhub_py.models.steps import HeadStep
+from minhub_py.models.steps import PredictionStep
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
 LONG_PROMPT = 24
@@ -79,7 +79,7 @@ class NativeRunner(TorchRunner):
         self.scratch = torch.empty(0, dtype=torch.float32, device=CPU)
         self.logits = torch.empty(0, dtype=torch.float32, device=CPU)
 
-    def steps(self) -> Iterator[HeadStep]:
+    def steps(self) -> Iterator[PredictionStep]:
         """The steps to execute."""
         return self.model.steps()
 
@@ -201,7 +201,7 @@ class NativeRunner(TorchRunner):
 class PredictionRunner(NativeRunner):
     """Runs the head of a model for multi-token prediction, with a separate cache."""
 
-    def steps(self) -> Iterator[HeadStep]:
+    def steps(self) -> Iterator[PredictionStep]:
         """The steps of the head."""
         return self.model.mtp_steps()
 

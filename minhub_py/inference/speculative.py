@@ -88,7 +88,7 @@ class PromptLookup(Drafter):
         self.length = next_length(self.length, self.most, accepted, proposed)
 
 
-class Drafts:
+class DraftSource:
     """A source of draft tokens for all sequences. proposed, accepted: number of draft tokens so far."""
 
     MOST: int  # draft tokens per step by default
@@ -101,7 +101,7 @@ class Drafts:
         raise NotImplementedError
 
 
-class DraftModel(Drafts):
+class DraftModel(DraftSource):
     """A smaller model with the same tokenizer, which proposes its most likely tokens.
 
     proposed, accepted: number of draft tokens so far, of all sequences.
@@ -120,7 +120,7 @@ class DraftModel(Drafts):
             )
 
     def sequence(self, most: int, max_length: int) -> "DraftSequence":
-        """See `Drafts`."""
+        """See `DraftSource`."""
         return DraftSequence(self, most, min(max_length, self.context or max_length))
 
 
@@ -157,7 +157,7 @@ class DraftSequence(Drafter):
         self.length = next_length(self.length, self.most, accepted, proposed)
 
 
-class PredictionHead(Drafts):
+class PredictionHead(DraftSource):
     """The head of a model for multi-token prediction."""
 
     MOST = 3
@@ -176,7 +176,7 @@ class PredictionHead(Drafts):
             self.runner = PredictionRunner(model)
 
     def sequence(self, most: int, max_length: int) -> Drafter:
-        """See `Drafts`."""
+        """See `DraftSource`."""
         if self.runner is None:
             return PromptLookup(0)
         return PredictedSequence(self, self.runner, most, min(max_length, self.context or max_length))

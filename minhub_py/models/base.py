@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minhub_py.models.cache import Cache, EncoderCache, Layout, Past
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead
-from minhub_py.models.steps import HeadStep, HiddenStates, Logits, Step
+from minhub_py.models.steps import HiddenStates, Logits, PredictionStep, Step
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class LanguageModel(nn.Module):
         """The cache of a head for multi-token prediction (mtp.py), for models with such a head."""
         raise NotImplementedError
 
-    def mtp_steps(self) -> Iterator[HeadStep]:
+    def mtp_steps(self) -> Iterator[PredictionStep]:
         """The computation of a head for multi-token prediction as data."""
         raise NotImplementedError
 

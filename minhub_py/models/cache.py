@@ -7,7 +7,7 @@ the cache, builds masks and computes attention (`Past.attend`).
 A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The native runner stores
 several tokens before the first of them attends, and rejects draft tokens; its rings have `lookahead` additional slots.
 A recurrent layer has a ring of states in the same way: the state after n positions is in slot n % size. One slot is
-sufficient without draft tokens; each additional slot permits to remove one more position.
+sufficient without draft tokens; each additional slot allows one more position to be removed.
 """
 
 import copy

@@ -13,7 +13,7 @@ Differences from similar architectures
     E2B, E4B   each token has an additional vector for each layer, from a second embedding, which is only looked up; the
                last layers use the keys and values of an earlier layer of their type
     31B        the values of global layers are their keys, before norm and rotation
-    26B-A4B    as 31B; the output of experts is added to that of each MLP, and the router has its own norm
+    26B-A4B    as 31B; the output of experts is added to the output of each MLP, and the router has its own norm
 
 Notation
     B batch rows    T new positions    C channels, hidden_size    H query heads    G KV heads    D head size
@@ -147,7 +147,7 @@ class Gemma4(LanguageModel):
         self.norm = RMSNorm(C, config.rms_norm_eps)
         # A tied head is the token embedding itself and has no parameter.
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(C, config.vocab_size, bias=False)
-        # The last module: a quantized model keeps its dtype, and the first parameter determines that of the cache.
+        # The last module: a quantized model keeps its dtype, and the first parameter determines the dtype of the cache.
         self.embed_tokens_per_layer = nn.Embedding(config.vocab_size_per_layer_input, L * P) if P else None
         self.init_weights(config.initializer_range)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from minhub_py.models.cache import Past
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.rotary import Rope, Rotation
-from minhub_py.models.steps import EmbeddingLayer, HeadStep, Linear, Norm, PredictionInputs, StoreResidual
+from minhub_py.models.steps import EmbeddingLayer, Linear, Norm, PredictionInputs, PredictionStep, StoreResidual
 
 
 class MultiTokenPrediction(nn.Module):
@@ -44,7 +44,7 @@ class MultiTokenPrediction(nn.Module):
             x = layer(x, past, rotation)
         return self.norm(x)
 
-    def steps(self, tokens: EmbeddingLayer, rope: Rope, activation: str) -> Iterator[HeadStep]:
+    def steps(self, tokens: EmbeddingLayer, rope: Rope, activation: str) -> Iterator[PredictionStep]:
         """The computation of `forward` as data. tokens: the embedding."""
         yield PredictionInputs(tokens, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden)
         yield Linear([self.fc])

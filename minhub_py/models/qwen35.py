@@ -41,7 +41,7 @@ from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.mtp import MultiTokenPrediction
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import check_layer_types, check_multiple, check_rotated, unavailable
-from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, HeadStep, Linear, Logits, Norm, Rotate, Step
+from minhub_py.models.steps import Add, Attend, DeltaRule, Embed, Linear, Logits, Norm, PredictionStep, Rotate, Step
 
 
 class GatedNorm(nn.Module):
@@ -186,7 +186,7 @@ class Qwen35(LanguageModel):
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.mtp = None
-        if config.mtp_layers:  # its layer is the first one of its own cache
+        if config.mtp_layers:  # its cache is separate, and its layer is the first one there
             block = Block(config, 0, True, config.model_type != "qwen3_5_text")
             self.mtp = MultiTokenPrediction(config.hidden_size, config.rms_norm_eps, 1, block)
         self.init_weights(config.initializer_range)
@@ -241,7 +241,7 @@ class Qwen35(LanguageModel):
         yield Norm(self.norm)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
-    def mtp_steps(self) -> Iterator[HeadStep]:
+    def mtp_steps(self) -> Iterator[PredictionStep]:
         yield from self.prediction_head().steps(self.embed_tokens, self.rope, self.config.hidden_act)
         yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 

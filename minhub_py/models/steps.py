@@ -325,7 +325,7 @@ Step = (
 )  # fmt: skip
 
 
-HeadStep = Step | PredictionInputs  # of a head for multi-token prediction
+PredictionStep = Step | PredictionInputs  # of a head for multi-token prediction
 
 
 def unreachable(step: NoReturn) -> NoReturn:

@@ -423,7 +423,7 @@ class Trainer:
         self.group.barrier()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint beside the model, gathered on the main process."""
+        """The tensors of a checkpoint except those of the model, gathered on the main process."""
         tensors = trainer_state.moment_tensors(self.optimizer, self.trained) if self.progress.step else {}
         tensors |= trainer_state.lstm_tensors(self.states, self.group) if self.carry else {}
         return gather_on_main(tensors, self.group)

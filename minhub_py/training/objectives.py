@@ -50,14 +50,14 @@ class Batch:
     mask: Tensor
     labels: Tensor | None
     keep: Tensor
-    scale: float
     targets: float
+    scale: float = 1.0
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
         return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.keep.to(device),
-                     self.scale, self.targets)  # fmt: skip
+                     self.targets, self.scale)  # fmt: skip
 
 
 class ExampleTask:
@@ -91,7 +91,7 @@ class ExampleTask:
     def step_batches(self, step: int, shard: slice) -> list[Batch]:
         """The micro-batches of a step. Examples of similar lengths share one, which needs less padding."""
         numbers = sorted(self.numbers(step)[shard], key=self.train.length)
-        batches = self.batches(self.train, numbers, 1.0, step)
+        batches = self.batches(self.train, numbers, step)
         scale = 1 / max(sum(batch.targets for batch in batches), 1.0)
         return [replace(batch, scale=scale) for batch in batches]
 
@@ -109,15 +109,15 @@ class ExampleTask:
 
     def held_out_batch(self, numbers: Sequence[int]) -> Batch:
         """A batch of an evaluation."""
-        [batch] = self.batches(self.held_out, numbers, 1.0, 0)
+        [batch] = self.batches(self.held_out, numbers, 0)
         return batch
 
-    def batches(self, examples: Examples, numbers: Sequence[int], scale: float, step: int) -> list[Batch]:
+    def batches(self, examples: Examples, numbers: Sequence[int], step: int) -> list[Batch]:
         """Micro-batches of examples in the order of their lengths, as many as for `micro_batch` examples each."""
         parts = groups_of([examples.length(number) for number in numbers], -(-len(numbers) // self.micro_batch))
-        return [self.collate(examples, numbers[part], scale, [step, part.start]) for part in parts]
+        return [self.collate(examples, numbers[part], [step, part.start]) for part in parts]
 
-    def collate(self, examples: Examples, numbers: Sequence[int], scale: float, seeds: list[int]) -> Batch:
+    def collate(self, examples: Examples, numbers: Sequence[int], seeds: list[int]) -> Batch:
         """Pad examples at their end."""
         sequences = examples.sequences(numbers)
         length = max(len(ids) for ids, _ in sequences)
@@ -130,7 +130,7 @@ class ExampleTask:
         if self.objective == "masked":
             idx, labels, weights = self.mask_words(idx, weights, seeds)
             targets = float(weights.sum())
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], scale, targets)
+        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets)
 
     def mask_words(self, idx: Tensor, weights: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also the originals."""
@@ -201,7 +201,7 @@ class ExampleTask:
 
     def hidden(self, model: Any, idx: Tensor, mask: Tensor) -> Tensor:
         """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed, padding is 0."""
-        lengths = [max(int(length) - 1, 1) for length in mask.sum(dim=1)]
+        lengths = (mask.sum(dim=1) - 1).clamp(min=1).tolist()
         idx = idx[:, :-1]
         if not self.packed or min(lengths) == idx.size(1):
             return model.hidden(idx)  # type: ignore[no-any-return]

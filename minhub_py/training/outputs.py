@@ -1,4 +1,4 @@
-"""What a run writes about its model: the model in Hub layout, or its adapter, and generated samples."""
+"""The outputs of a run: the model in Hub layout, or its adapter, and generated samples."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tensors of a trainer in a checkpoint, beside the model: AdamW's moments, and an LSTM's state."""
+"""The tensors of a trainer in a checkpoint, in addition to the model: AdamW's moments, and an LSTM's state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -26,6 +26,7 @@ REFUSED: list[tuple[Callable[[gguf.GGUFWriter], None], str]] = [
     (change("llama.attention.head_count", [4, 4], "array"), r"head_count cannot be \[4, 4\]"),
     (change("llama.rope.freq_base", "x", "string"), "rope_theta cannot be 'x'"),
     (change("llama.block_count", 3), "missing: layers.2"),
+    (lambda writer: writer.kv_data[0].pop("llama.block_count"), "it has no llama.block_count"),
     (change("llama.embedding_length", 32), "wrong shape"),
     (change("llama.\x1b[2J", 8), r"llama\.\\x1b\[2J is 8, which is not supported"),
     (change("llama.block_count", ["a", "b"], "array"), r"num_hidden_layers cannot be an array of 2 strings"),

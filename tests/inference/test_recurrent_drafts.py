@@ -12,7 +12,7 @@ from minhub_py.inference.batch import Batch
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
-from minhub_py.inference.speculative import Drafter, DraftModel, Drafts
+from minhub_py.inference.speculative import Drafter, DraftModel, DraftSource
 from minhub_py.models.cache import State
 
 NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2-convolves", "lfm2_moe")
@@ -134,7 +134,7 @@ def test_drafts_do_not_change_the_tokens(models: dict[str, Any], name: str) -> N
         )
 
 
-class Mixed(Drafts):
+class Mixed(DraftSource):
     """Drafts of maximum length: 0, 1, 2 … right tokens of a text, then wrong ones."""
 
     MOST = 100

@@ -530,7 +530,7 @@ def test_rows_to_keep_have_the_divergence_from_the_base_as_loss(tmp_path: Path) 
                                max_tokens=9, keep_weight=weight)  # fmt: skip
             numbers = [number for number in range(len(corpus.train)) if bool(corpus.train.keep[number]) == kept_rows]
             with torch.no_grad():
-                losses.append(float(task.loss(model, task.collate(corpus.train, numbers[:4], 1.0, [0]))))
+                losses.append(float(task.loss(model, task.collate(corpus.train, numbers[:4], [0]))))
         assert losses[1] == pytest.approx(factor * losses[0], rel=1e-6)
         assert losses[0] > 0
     with pytest.raises(ValueError, match="keep needs lora=16"):

@@ -65,7 +65,6 @@ from minhub_py.models.steps import (
     Experts,
     Gate,
     GateLayerInput,
-    HeadStep,
     HiddenStates,
     LayerInputs,
     Linear,
@@ -74,6 +73,7 @@ from minhub_py.models.steps import (
     Norm,
     NormValues,
     PredictionInputs,
+    PredictionStep,
     Recurrent,
     Rotate,
     SaveResidual,
@@ -100,13 +100,13 @@ class Program(Weights):
         self.ropes: list[Rope] = []
         self.outputs = self.layers = self.text_head_size = self.channels = 0
 
-    def translate(self, steps: Iterable[HeadStep]) -> Any:
+    def translate(self, steps: Iterable[PredictionStep]) -> Any:
         """An array of operations."""
         self.layers = 0
         operations = [operation for step in steps for operation in self.operations(step)]
         return (Operation * len(operations))(*operations)
 
-    def operations(self, step: HeadStep) -> list[Operation]:
+    def operations(self, step: PredictionStep) -> list[Operation]:
         """The operations of a step."""
         if type(step) not in TRANSLATORS:
             raise UnsupportedError(f"an operation {type(step).__name__}")
