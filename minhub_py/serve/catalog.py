@@ -156,7 +156,8 @@ class Models:
             other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
             served = None if other is None else other.served
             is_adapter = served is not None and served.parent is not None
-            hint = f"; the adapter is {' or '.join(served.names[::2])}" if served and is_adapter else ""
+            known = [] if served is None else [each for each in served.names if not each.endswith(":latest")]
+            hint = f"; the adapter is {' or '.join(known)}" if is_adapter else ""
             raise RequestError(
                 404, f"unknown model {name[:200]!r}: available are {listed or 'none'}{hint}", "model_not_found", "model"
             )
