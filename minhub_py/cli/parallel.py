@@ -38,6 +38,8 @@ def tensor_parallel_option(command: F) -> F:
         if (tensor_parallel or started) and settings["table"]["out"]:
             raise click.UsageError("--out requires the whole model in each process: omit --tensor-parallel and "
                                    "torchrun; --workers divides the rows.")  # fmt: skip
+        if (tensor_parallel or started) and settings.get("draft"):
+            raise click.UsageError("--draft is not supported with --tensor-parallel: omit one of them.")
         if started:
             with output_of_rank_0():
                 command(*args, **settings)
@@ -76,7 +78,9 @@ def output_of_rank_0() -> Iterator[None]:
     try:
         with open(os.devnull, "w", encoding="utf-8") as null, redirect_stdout(null), redirect_stderr(null):
             yield
-    except (click.ClickException, ValueError, ConnectionError):
+    except click.ClickException as error:
+        sys.exit(error.exit_code)  # of the same error on rank 0: the first process to end decides the exit status
+    except (ValueError, ConnectionError):
         sys.exit(1)
 
 

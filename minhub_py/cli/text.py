@@ -67,8 +67,6 @@ def generate(
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
     [prompt] = prompts
     group = connected(loading["device"])
-    if group is not None and draft is not None:
-        raise click.UsageError("--draft is not supported with --tensor-parallel.")
     from_pipe = prompt == "-"
     if from_pipe:
         prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))

@@ -331,12 +331,16 @@ def test_only_rank_0_reports_an_error() -> None:
     assert "minhub/nothing" in errors
 
 
-def test_drafts_are_rejected_before_the_model_is_loaded() -> None:
-    command = ["generate", "minhub/nothing", "ROMEO:", "--device", "cpu", "--draft", "mtp"]
-    status, _, errors = run(["minhub_py"], *command, "--tensor-parallel", "2")
-    assert status == 2
-    assert "--draft is not supported with --tensor-parallel" in errors
-    assert "minhub/nothing" not in errors
+def test_drafts_are_rejected_before_processes_start() -> None:
+    result = CliRunner().invoke(main, [*COMMAND, "--draft", "mtp", "--tensor-parallel", "2"])
+    assert result.exit_code == 2
+    assert "--draft is not supported with --tensor-parallel" in result.output
+
+
+def test_a_usage_error_in_all_processes_has_the_exit_status_of_one() -> None:
+    command = ["generate", "minhub/shakespeare-gpt2", "ROMEO:", "more", "--device", "cpu", "--tensor-parallel", "2"]
+    statuses = [run(["minhub_py"], *command)[0] for _ in range(3)]
+    assert statuses == [2, 2, 2]
 
 
 def test_out_is_rejected_before_processes_start() -> None:
