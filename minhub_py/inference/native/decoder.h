@@ -158,7 +158,7 @@ typedef struct {
     const matrix *weight;
     int64_t begin, end;
     const float *inputs;        /* (tokens, input_stride), or: */
-    const int16_t *codes;       /* (tokens, input_stride): quantized activations (also k_input), or bfloat16 */
+    const int16_t *codes;       /* (tokens, input_stride): quantized activations (also k_input and k_bytes), or bfloat16 */
     int64_t input_stride;
     const float *input_scales;  /* of each token's codes */
     float *outputs;
@@ -167,11 +167,19 @@ typedef struct {
     float *workspace;           /* PANEL floats, and LANES floats for each token and output of a panel */
 } product;
 
-typedef struct { /* 256 quantized activations for weights in blocks of 256: input = scale * code */
+typedef struct { /* 256 quantized activations for weights in blocks of 256: input = scale * code; orders: k_quants.h */
     int16_t codes[256];
     int32_t sums[16]; /* of 16 codes each */
     float scale, padding[15];
 } k_input;
+
+typedef struct { /* the same for a single token: code = 128 * high + low */
+    uint8_t low[256];
+    int8_t high[256];
+    int16_t pairs[128]; /* sums of two codes each */
+    int32_t sums[16];
+    float scale, padding[15];
+} k_bytes;
 
 typedef struct { /* the cached keys and values of one sequence and KV head */
     const uint8_t *keys, *values; /* (size, D); position p is in slot p % size */
@@ -216,12 +224,13 @@ typedef struct {
     linear_kernel *linear;       /* float inputs, any format except INT8, NF4 and blocks of 256 */
     linear_kernel *linear_int8, *linear_nf4; /* quantized activations with 16 bits (15 for NF4) */
     linear_kernel *linear_k;     /* blocks of 256: quantized activations with 15 bits */
+    linear_kernel *linear_k_bytes; /* the same for a single token, except IQ4_XS; or NULL */
     linear_kernel *linear_bytes; /* quantized activations with 8 bits, from 32 outputs on; or NULL */
     linear_kernel *linear_bf16;  /* bfloat16 inputs and weights; or NULL: bfloat16 weights take float inputs */
     linear_kernel *linear_tiles; /* INT8, NF4 with activations split into planes (AMX); or NULL */
     void (*quantize_inputs)(const float *, int64_t, int64_t, int, int16_t *, float *);
     void (*quantize_groups)(const float *, int64_t, int64_t, int, int16_t *, float *);
-    void (*quantize_blocks)(const float *, int64_t, k_input *);
+    void (*quantize_blocks)(const float *, int64_t, int, int, int16_t *);
     void (*to_bf16)(const float *, int64_t, int64_t, int16_t *);
     void (*split_codes)(const int16_t *, int64_t, uint8_t *);
     void (*add_bias_activate)(float *, const float *, int64_t, int);

@@ -10,20 +10,34 @@ enum {
     K_TOKENS = LANES == 16 || NEON ? 3 : 2,
 };
 
-/* Quantizes the inputs of a token. An input that is not finite makes the scale NaN, and thereby all outputs. */
-static void quantize_blocks(const float *in, int64_t count, k_input *to) {
-    for (; count > 0; count -= 256, in += 256, to++) {
-        float not_finite;
-        const float most = largest(in, 256, &not_finite);
-        const vec factor = broadcast(most >= 1e-30f ? 16383 / most : 0);
-        to->scale = not_finite != 0 ? NAN : most >= 1e-30f ? most / 16383 : 0;
-        for (int i = 0; i < 256; i += LANES) {
-            const ints code = round_to_int(*(const vec_at *)(in + i) * factor);
-            *(half_shorts *)(to->codes + i) = __builtin_convertvector(code, half_shorts);
+/* Quantizes 256 inputs. codes: in the order of vectors of bytes. Returns the scale, which is NaN for an input that is not
+ * finite, so that all outputs are NaN. */
+INLINE float quantize_block(const float *in, int dtype, int16_t *codes, int32_t *sums) {
+    float not_finite;
+    const float most = largest(in, 256, &not_finite);
+    const vec factor = broadcast(most >= 1e-30f ? 16383 / most : 0);
+    for (int position = 0; position < 16; position++)
+        for (int i = 0; i < 16; i += LANES) {
+            const ints code = round_to_int(*(const vec_at *)(in + 16 * unit_at(position, dtype) + i) * factor);
+            *(half_shorts *)(codes + 16 * position + i) = __builtin_convertvector(code, half_shorts);
         }
-        for (int i = 0; i < 16; i++) {
-            to->sums[i] = 0;
-            for (int j = 0; j < 16; j++) to->sums[i] += to->codes[16 * i + j];
+    for (int position = 0; position < 16; position++) { /* a separate loop, which compilers vectorize */
+        sums[position] = 0;
+        for (int i = 0; i < 16; i++) sums[position] += codes[16 * position + i];
+    }
+    return not_finite != 0 ? NAN : most >= 1e-30f ? most / 16383 : 0;
+}
+
+/* The even codes of each vector of bytes, then the odd ones. */
+INLINE void quantize_shorts(const float *in, int64_t count, int dtype, k_input *to) {
+    _Alignas(64) int16_t codes[256];
+    for (; count > 0; count -= 256, in += 256, to++) {
+        to->scale = quantize_block(in, dtype, codes, to->sums);
+        for (int i = 0; i < 256; i += 2 * LANES) {
+            const ints two = *(const ints *)(codes + i);
+            int16_t *even = to->codes + i / (4 * LANES) * 4 * LANES + i % (4 * LANES) / 2;
+            *(half_shorts *)even = __builtin_convertvector(two, half_shorts);
+            *(half_shorts *)(even + 2 * LANES) = __builtin_convertvector(two >> 16, half_shorts);
         }
     }
 }
@@ -32,11 +46,38 @@ INLINE const k_input *k_inputs(const product *p, int64_t token) {
     return (const k_input *)(p->codes + token * p->input_stride);
 }
 
-INLINE vec add_minima(vec total, const ints *minima, vec offset, const k_input *in) {
-    const vec factor = offset * in->scale;
+/* Subtracts the part of the minima. sums, scale: of the inputs. */
+INLINE vec add_minima(vec total, const ints *minima, vec offset, const int32_t *sums, float scale) {
+    const vec factor = offset * scale;
     UNROLL for (int i = 0; i < 16 / LANES; i++)
-        total -= factor * to_float((bits)(minima[i] * *(const ints_at *)(in->sums + i * LANES)));
+        total -= factor * to_float((bits)(minima[i] * *(const ints_at *)(sums + i * LANES)));
     return total;
+}
+
+INLINE void prefetch_block(const uint8_t *block, int64_t distance, int dtype) {
+    UNROLL for (int line = 0; line * 64 < k_width(dtype); line++) __builtin_prefetch(block + 64 * line + distance);
+}
+
+/* The sums of a span of a block for one token. */
+INLINE ints sum_span(const uint8_t *block, const k_header *h, const int16_t *codes, int span, int dtype) {
+    ints sums = {0};
+    UNROLL for (int i = span * VECTORS / SPANS; i < (span + 1) * VECTORS / SPANS; i++) {
+        const bits stored = stored_codes(block, i, dtype);
+        const shorts scales = scales_at(h->scales, i);
+        UNROLL for (int odd = 0; odd < 2; odd++)
+            sums = add_products(sums, k_codes(stored, scales, odd, dtype),
+                                *(const shorts_at *)(codes + 4 * LANES * i + 2 * LANES * odd));
+    }
+    return sums;
+}
+
+/* Adds a block for one token to `total`, whose sums of products were computed. */
+INLINE vec add_block(vec total, const ints *sums, const k_header *h, const int32_t *input_sums, float scale, int dtype) {
+    UNROLL for (int span = 0; span < SPANS; span++) total += h->scale * scale * to_float((bits)sums[span]);
+    if (!has_minima(dtype)) return total;
+    ints minima[16 / LANES];
+    UNROLL for (int i = 0; i < 16 / LANES; i++) minima[i] = minima_at(h, i);
+    return add_minima(total, minima, h->offset, input_sums, scale);
 }
 
 /* One output of one token. */
@@ -47,25 +88,16 @@ INLINE void dot_k(const product *p, int64_t row, int64_t token, int dtype) {
     vec total = {0};
     for (int64_t k = 0; k < w->columns; k += 256, block += k_width(dtype), in++) {
         const k_header h = k_header_of(block, dtype);
-        UNROLL for (int line = 0; line * 64 < k_width(dtype); line++) __builtin_prefetch(block + 64 * line + PREFETCH);
-        UNROLL for (int span = 0; span < SPANS; span++) {
-            ints sums = {0};
-            UNROLL for (int part = span * PARTS / SPANS; part < (span + 1) * PARTS / SPANS; part++)
-                sums = add_products(sums, k_codes(block, &h, part * 2 * LANES, dtype),
-                                    *(const shorts_at *)(in->codes + part * 2 * LANES));
-            total += h.scale * in->scale * to_float((bits)sums);
-        }
-        if (has_minima(dtype)) {
-            ints minima[16 / LANES];
-            UNROLL for (int i = 0; i < 16 / LANES; i++) minima[i] = minima_at(&h, i);
-            total = add_minima(total, minima, h.offset, in);
-        }
+        prefetch_block(block, PREFETCH, dtype);
+        ints sums[SPANS];
+        UNROLL for (int span = 0; span < SPANS; span++) sums[span] = sum_span(block, &h, in->codes, span, dtype);
+        total = add_block(total, sums, &h, in->sums, in->scale, dtype);
     }
     p->outputs[token * p->output_stride + row - p->begin] = reduce_add(total);
 }
 
 typedef struct { /* an unpacked block */
-    shorts codes[PARTS];
+    shorts codes[2 * VECTORS];
     ints minima[16 / LANES];
     vec scale, offset;
 } k_block;
@@ -75,9 +107,12 @@ INLINE void pack_k(const matrix *w, int64_t row, k_block *panel, int dtype) {
     const uint8_t *block = (const uint8_t *)w->data + row * w->stride;
     for (int64_t k = 0; k < w->columns; k += 256, block += k_width(dtype), panel++) {
         const k_header h = k_header_of(block, dtype);
-        UNROLL for (int line = 0; line * 64 < k_width(dtype); line++)
-            __builtin_prefetch(block + 64 * line + K_ROWS * w->stride);
-        UNROLL for (int part = 0; part < PARTS; part++) panel->codes[part] = k_codes(block, &h, part * 2 * LANES, dtype);
+        prefetch_block(block, K_ROWS * w->stride, dtype);
+        UNROLL for (int i = 0; i < VECTORS; i++) {
+            const bits stored = stored_codes(block, i, dtype);
+            const shorts scales = scales_at(h.scales, i);
+            UNROLL for (int odd = 0; odd < 2; odd++) panel->codes[2 * i + odd] = k_codes(stored, scales, odd, dtype);
+        }
         UNROLL for (int i = 0; i < 16 / LANES; i++) panel->minima[i] = minima_at(&h, i);
         panel->scale = h.scale, panel->offset = h.offset;
     }
@@ -96,7 +131,7 @@ INLINE void tile_k(const product *p, const k_block *panel, int64_t row, int64_t 
             ints sums[K_TOKENS][K_ROWS];
             IN_REGISTERS for (int t = 0; t < T; t++)
                 IN_REGISTERS for (int r = 0; r < K_ROWS; r++) sums[t][r] = (ints){0};
-            UNROLL for (int part = span * PARTS / SPANS; part < (span + 1) * PARTS / SPANS; part++) {
+            UNROLL for (int part = span * 2 * VECTORS / SPANS; part < (span + 1) * 2 * VECTORS / SPANS; part++) {
                 shorts x[K_TOKENS];
                 IN_REGISTERS for (int t = 0; t < T; t++) x[t] = *(const shorts_at *)(in[t][b].codes + part * 2 * LANES);
                 IN_REGISTERS for (int r = 0; r < K_ROWS; r++)
@@ -111,7 +146,8 @@ INLINE void tile_k(const product *p, const k_block *panel, int64_t row, int64_t 
             IN_REGISTERS for (int t = 0; t < T; t++)
                 IN_REGISTERS for (int r = 0; r < K_ROWS; r++) {
                     const k_block *block = panel + r * blocks;
-                    totals[t][r] = add_minima(totals[t][r], block->minima, block->offset, &in[t][b]);
+                    totals[t][r] = add_minima(totals[t][r], block->minima, block->offset, in[t][b].sums,
+                                              in[t][b].scale);
                 }
     }
     for (int t = 0; t < T; t++)
@@ -151,4 +187,88 @@ static void linear_k(const product *p) {
     case Q6_K: gemm_k(p, Q6_K); break;
     default: gemm_k(p, IQ4_XS);
     }
+}
+
+#if LANES >= 8
+typedef int8_t narrow_bytes __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+
+/* A single token in bytes: weights times the low and times the high parts of activations. The sum of two products fits into
+ * 16 bits, and is then multiplied with the scales and added. The sums of each lane are the same as with 16 bits. */
+INLINE void quantize_bytes(const float *in, int64_t count, int dtype, k_bytes *to) {
+    _Alignas(64) int16_t codes[256];
+    for (; count > 0; count -= 256, in += 256, to++) {
+        to->scale = quantize_block(in, dtype, codes, to->sums);
+        for (int i = 0; i < 256; i += 2 * LANES) {
+            const shorts two = *(const shorts *)(codes + i);
+            *(narrow_bytes *)(to->low + i) = __builtin_convertvector(two & 127, narrow_bytes);
+            *(narrow_bytes *)(to->high + i) = __builtin_convertvector(two >> 7, narrow_bytes);
+            const ints pairs = add_products((ints){0}, two, (shorts){0} + 1);
+            *(half_shorts *)(to->pairs + i / 2) = __builtin_convertvector(pairs, half_shorts);
+        }
+    }
+}
+
+/* The sums of two neighboring products of bytes without and with a sign. */
+INLINE shorts multiply_bytes(bits codes, const void *with) {
+#if LANES == 16
+    return (shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_loadu_si512(with));
+#else
+    return (shorts)_mm256_maddubs_epi16((__m256i)codes, _mm256_loadu_si256(with));
+#endif
+}
+
+/* One output of a single token. */
+INLINE void dot_bytes(const product *p, int64_t row, int dtype) {
+    const matrix *w = p->weight;
+    const uint8_t *block = (const uint8_t *)w->data + row * w->stride;
+    const k_bytes *in = (const k_bytes *)p->codes;
+    vec total = {0};
+    for (int64_t k = 0; k < w->columns; k += 256, block += k_width(dtype), in++) {
+        const k_header h = k_header_of(block, dtype);
+        prefetch_block(block, PREFETCH, dtype);
+        ints high = {0}, low = {0}, pairs = {0};
+        UNROLL for (int i = 0; i < VECTORS; i++) {
+            const bits stored = stored_codes(block, i, dtype);
+            const shorts scales = scales_at(h.scales, i);
+            const int at = 4 * LANES * i;
+            high = add_products(high, multiply_bytes(stored, in->high + at), scales);
+            low = add_products(low, multiply_bytes(stored, in->low + at), scales);
+            if (excess(dtype)) pairs = add_products(pairs, *(const shorts_at *)(in->pairs + at / 2), scales);
+        }
+        const ints sums = (ints)((bits)high * 128 + (bits)low - (bits)pairs * excess(dtype));
+        total = add_block(total, &sums, &h, in->sums, in->scale, dtype);
+    }
+    p->outputs[row - p->begin] = reduce_add(total);
+}
+
+INLINE void gemv_k(const product *p, int dtype) {
+    for (int64_t n = p->begin; n < p->end; n++) dot_bytes(p, n, dtype);
+}
+
+static void linear_k_bytes(const product *p) {
+    switch (p->weight->dtype) {
+    case Q2_K: gemv_k(p, Q2_K); break;
+    case Q3_K: gemv_k(p, Q3_K); break;
+    case Q4_K: gemv_k(p, Q4_K); break;
+    case Q5_K: gemv_k(p, Q5_K); break;
+    default: gemv_k(p, Q6_K);
+    }
+}
+#endif
+
+INLINE void quantize_in_order(const float *in, int64_t count, int dtype, int as_bytes, int16_t *to) {
+#if LANES >= 8
+    if (as_bytes) {
+        quantize_bytes(in, count, dtype, (k_bytes *)to);
+        return;
+    }
+#endif
+    quantize_shorts(in, count, dtype, (k_input *)to);
+}
+
+/* Quantizes the inputs of a token for weights of this format, to k_bytes or k_input. */
+static void quantize_blocks(const float *in, int64_t count, int dtype, int as_bytes, int16_t *to) {
+    if (dtype == Q4_K || dtype == Q5_K) quantize_in_order(in, count, Q4_K, as_bytes, to);
+    else if (dtype == IQ4_XS) quantize_in_order(in, count, IQ4_XS, as_bytes, to);
+    else quantize_in_order(in, count, Q6_K, as_bytes, to);
 }

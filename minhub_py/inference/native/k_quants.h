@@ -1,17 +1,22 @@
 /* GGUF's formats with 256 weights per block (ggml/src/ggml-common.h); nothing in them is aligned.
  *
  * Weight i of a block is scale * code[i] - offset * minimum[i / 16]. A code here is the stored one times the integer scale
- * of its group of 16 or 32 weights. It fits into 13 bits, and its products with the floats are exact. */
+ * of its group of 16 or 32 weights. It fits into 13 bits, and its products with the floats are exact.
+ *
+ * Vectors of stored codes have one byte for each weight, in an order of units of 16 weights that the format makes easy. In 16
+ * bits, the even bytes come first, then the odd ones, so that each lane contains the same four weights. */
 
 typedef int8_t bytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t ubytes16 __attribute__((vector_size(16)));
 typedef uint64_t two_words __attribute__((vector_size(16)));
 typedef ints ints_at __attribute__((aligned(4), may_alias));
 
-enum { PARTS = 128 / LANES }; /* vectors of codes in a block */
+typedef uint32_t bits_anywhere __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+
+enum { VECTORS = 64 / LANES }; /* of bytes in a block */
 
 typedef struct {
-    bytes16 scales, minima; /* of each 16 weights */
+    bytes16 scales, minima; /* of each unit, in the order of vectors */
     vec scale, offset;      /* in all lanes */
 } k_header;
 
@@ -23,16 +28,26 @@ INLINE int has_minima(int dtype) {
     return dtype == Q2_K || dtype == Q4_K || dtype == Q5_K;
 }
 
-/* Eight bytes, each twice. */
-INLINE bytes16 twice(uint64_t bytes) {
-    const two_words both = {bytes, bytes};
-#if defined(__SSE2__)
-    return (bytes16)_mm_unpacklo_epi8((__m128i)both, (__m128i)both);
+/* The unit of 16 weights at a position of vectors. Nibbles are used in the order of 64 stored bytes: 64 low ones, then 64
+ * high ones. */
+INLINE int unit_at(int position, int dtype) {
+    if (dtype == Q4_K || dtype == Q5_K) return (position & 9) | (position & 2) << 1 | (position & 4) >> 1;
+    return dtype == IQ4_XS ? (position & 8) | (position & 3) << 1 | (position & 4) >> 2 : position;
+}
+
+/* One byte for each 32 weights, as bytes for the units in the order of vectors. */
+INLINE bytes16 spread(uint64_t groups, int dtype) {
+    static const bytes16 pairs = {0, 0, 2, 2, 1, 1, 3, 3, 4, 4, 6, 6, 5, 5, 7, 7};
+    static const bytes16 halves = {0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7};
+    const bytes16 order = dtype == IQ4_XS ? halves : pairs; /* unit_at() / 2 */
+    const two_words both = {groups, groups};
+#if LANES >= 8
+    return (bytes16)_mm_shuffle_epi8((__m128i)both, (__m128i)order);
 #elif NEON
-    return (bytes16)vzip1q_u8((uint8x16_t)both, (uint8x16_t)both);
+    return (bytes16)vqtbl1q_u8((uint8x16_t)both, (uint8x16_t)order);
 #else
     bytes16 result;
-    for (int i = 0; i < 16; i++) result[i] = ((bytes16)both)[i / 2];
+    for (int i = 0; i < 16; i++) result[i] = ((bytes16)both)[order[i]];
     return result;
 #endif
 }
@@ -56,8 +71,8 @@ INLINE k_header k_header_of(const uint8_t *block, int dtype) {
     case Q4_K:
     case Q5_K: /* 6 bits of 8 scales and 8 minima */
         memcpy(&a, block + 4, 4), memcpy(&b, block + 8, 4), memcpy(&c, block + 12, 4);
-        h.scales = twice(join(a & 0x3f3f3f3f, (c & four) | (a >> 6 & two) << 4));
-        h.minima = twice(join(b & 0x3f3f3f3f, (c >> 4 & four) | (b >> 6 & two) << 4));
+        h.scales = spread(join(a & 0x3f3f3f3f, (c & four) | (a >> 6 & two) << 4), dtype);
+        h.minima = spread(join(b & 0x3f3f3f3f, (c >> 4 & four) | (b >> 6 & two) << 4), dtype);
         break;
     case Q3_K: /* 6 bits of 16 scales + 32 */
         memcpy(&a, block + 96, 4), memcpy(&b, block + 100, 4), memcpy(&c, block + 104, 4);
@@ -71,93 +86,103 @@ INLINE k_header k_header_of(const uint8_t *block, int dtype) {
         memcpy(&a, block + 4, 4);
         for (int i = 0; i < 8; i++)
             scales |= (uint64_t)((a >> 4 * i & 15) | (block[2 + i / 4] >> 2 * (i % 4) & 3) << 4) << 8 * i;
-        h.scales = twice(scales) - 32;
+        h.scales = spread(scales, dtype) - 32;
     }
     }
     return h;
 }
 
-/* 2 * LANES bytes, as shorts. */
-INLINE shorts load_ushorts(const uint8_t *from) {
+/* Vector i of nibbles. */
+INLINE bits nibble_codes(const uint8_t *from, int i) {
+    const int at = 4 * LANES * i;
+    const bits both = *(const bits_anywhere *)(from + at / 128 * 64 + at % 64);
+    return (at % 128 < 64 ? both : both >> 4) & 0x0f0f0f0f;
+}
+
+/* 32 bytes, for vector i: twice, once, or half of them. */
+INLINE bits repeat_32(const uint8_t *from, int i) {
 #if LANES == 16
-    return (shorts)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)from));
+    return (bits)_mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)from));
+#else
+    return *(const bits_anywhere *)(from + 4 * LANES * i % 32);
+#endif
+}
+
+/* Moves the bits `first` of each byte to the bits `to`; of the upper half of the lanes of AVX-512, the bits `second`. Other
+ * bits, also of the next byte, must be masked. */
+INLINE bits move_bits(bits bytes, int first, int second, int to) {
+#if LANES == 16
+    const int right = second > to, a = right ? first - to : to - first, b = right ? second - to : to - second;
+    const bits by = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
+    return right ? bytes >> by : bytes << by;
+#else
+    return first > to ? bytes >> (first - to) : bytes << (to - first);
+#endif
+}
+
+/* The values of codes of IQ4_XS, which have a sign. */
+INLINE bits iq4_values(bits codes) {
+#if LANES == 16
+    const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)iq4));
+    return (bits)_mm512_shuffle_epi8(values, (__m512i)codes);
 #elif LANES == 8
-    return (shorts)_mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)from));
+    const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)iq4));
+    return (bits)_mm256_shuffle_epi8(values, (__m256i)codes);
 #elif NEON
-    return (shorts)vmovl_u8(vld1_u8(from));
+    return (bits)vqtbl1q_s8(vld1q_s8(iq4), (uint8x16_t)codes);
 #else
-    shorts result;
-    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = from[lane];
-    return result;
+    bytes16 result;
+    for (int i = 0; i < 16; i++) result[i] = iq4[((bytes16)codes)[i]];
+    return (bits)result;
 #endif
 }
 
-/* `count` bits of bytes in shorts. */
-INLINE shorts bits_of(shorts bytes, int first, int count) {
-    const shorts moved = bytes >> first;
-    return first + count == 8 ? moved : moved & (int16_t)((1 << count) - 1);
-}
-
-/* The scales of 2 * LANES weights from index k, a constant for the compiler. */
-INLINE shorts scales_at(bytes16 scales, int k) {
-#if LANES == 16
-    const __m512i all = _mm512_castsi256_si512(_mm256_cvtepi8_epi16((__m128i)scales));
-    const __m512i index = _mm512_inserti64x4(_mm512_set1_epi16(k / 16), _mm256_set1_epi16(k / 16 + 1), 1);
-    return (shorts)_mm512_permutexvar_epi16(index, all);
-#elif LANES == 8
-    return (shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8((__m128i)scales, _mm_set1_epi8(k / 16)));
-#else
-    return (shorts){0} + scales[k / 16];
-#endif
-}
-
-/* The values of 2 * LANES codes of IQ4_XS from index k: in 16 bytes, low halves first. */
-INLINE shorts iq4_values(const uint8_t *from, int k) {
-#if LANES == 16
-    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)from));
-    const __m512i index = _mm512_inserti64x4(_mm512_castsi256_si512(words), _mm256_srli_epi16(words, 4), 1);
-    const __m256i values = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)iq4));
-    return (shorts)_mm512_permutexvar_epi16(_mm512_and_si512(index, _mm512_set1_epi16(15)), _mm512_castsi256_si512(values));
-#elif LANES == 8
-    const __m128i index = _mm_srli_epi16(_mm_loadu_si128((const void *)from), k % 32 / 16 * 4);
-    const __m128i values = _mm_loadu_si128((const void *)iq4);
-    return (shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8(values, _mm_and_si128(index, _mm_set1_epi8(15))));
-#elif NEON
-    const uint8x8_t bytes = vld1_u8(from + k % 16), index = k % 32 < 16 ? vand_u8(bytes, vdup_n_u8(15)) : vshr_n_u8(bytes, 4);
-    return (shorts)vmovl_s8(vqtbl1_s8(vld1q_s8(iq4), index));
-#else
-    shorts result;
-    for (int lane = 0; lane < 2 * LANES; lane++) result[lane] = iq4[from[(k + lane) % 16] >> k % 32 / 16 * 4 & 15];
-    return result;
-#endif
-}
-
-/* The codes of 2 * LANES weights from index k, a constant for the compiler. */
-INLINE shorts k_codes(const uint8_t *block, const k_header *h, int k, int dtype) {
-    const int quarter = k % 128 / 32, eighth = k / 32; /* of 128 and of 256 weights */
-    const uint8_t *in_32 = block + k % 32, *in_64 = in_32 + k / 64 * 32, *in_128 = in_32 + k / 128 * 32;
-    shorts codes;
+/* Vector i, a constant for the compiler, of stored codes: bytes without a sign, except of IQ4_XS. */
+INLINE bits stored_codes(const uint8_t *block, int i, int dtype) {
+    const int position = i * LANES / 8; /* of 32 weights, and of the next 32 in the upper half of AVX-512's lanes */
+    const int a = unit_at(2 * position, dtype) / 2, b = unit_at(2 * position + LANES / 8, dtype) / 2;
+    const int in_128 = a / 4 * 32, bit_a = a % 4 * 2, bit_b = b % 4 * 2;
     switch (dtype) {
-    case Q2_K: codes = bits_of(load_ushorts(in_128 + 16), 2 * quarter, 2); break;
-    case Q3_K: /* without the third bit the code is 4 smaller */
-        codes = (bits_of(load_ushorts(in_128 + 32), 2 * quarter, 2) | bits_of(load_ushorts(in_32), eighth, 1) << 2) - 4;
-        break;
-    case Q4_K: codes = bits_of(load_ushorts(in_64 + 16), 4 * (eighth % 2), 4); break;
-    case Q5_K:
-        codes = bits_of(load_ushorts(in_64 + 48), 4 * (eighth % 2), 4) | bits_of(load_ushorts(in_32 + 16), eighth, 1) << 4;
-        break;
-    case Q6_K: {
-        const shorts low = bits_of(load_ushorts(in_32 + k / 128 * 64 + k % 64 / 32 * 32), 4 * (quarter / 2), 4);
-        codes = (low | bits_of(load_ushorts(in_128 + 128), 2 * quarter, 2) << 4) - 32;
-        break;
+    case Q2_K: return move_bits(repeat_32(block + 16 + in_128, i), bit_a, bit_b, 0) & 0x03030303;
+    case Q3_K:
+        return (move_bits(repeat_32(block + 32 + in_128, i), bit_a, bit_b, 0) & 0x03030303) |
+               (move_bits(repeat_32(block, i), a, b, 2) & 0x04040404);
+    case Q4_K: return nibble_codes(block + 16, i);
+    case Q5_K: return nibble_codes(block + 48, i) | (move_bits(repeat_32(block + 16, i), a, b, 4) & 0x10101010);
+    case Q6_K:
+        return nibble_codes(block, i) | (move_bits(repeat_32(block + 128 + in_128, i), bit_a, bit_b, 4) & 0x30303030);
+    default: return iq4_values(nibble_codes(block + 8, i));
     }
-    default: codes = iq4_values(block + 8 + k / 32 * 16, k);
-    }
-    const int per_16 = dtype == Q2_K || dtype == Q3_K || dtype == Q6_K; /* otherwise two groups have one scale */
-    return codes * scales_at(h->scales, per_16 ? k : k / 32 * 32);
 }
 
-/* The minima of each 16 weights. */
+/* Stored codes minus the codes of weights. */
+INLINE int excess(int dtype) {
+    return dtype == Q3_K ? 4 : dtype == Q6_K ? 32 : 0;
+}
+
+/* The scales of vector i, twice for each four weights. */
+INLINE shorts scales_at(bytes16 scales, int i) {
+#if LANES == 16
+    const shorts units = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3};
+    const __m512i all = _mm512_castsi256_si512(_mm256_cvtepi8_epi16((__m128i)scales));
+    return (shorts)_mm512_permutexvar_epi16((__m512i)(units + (int16_t)(4 * i)), all);
+#elif LANES == 8
+    const bytes16 units = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+    return (shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8((__m128i)scales, (__m128i)(units + (int8_t)(2 * i))));
+#else
+    return (shorts){0} + scales[i];
+#endif
+}
+
+/* Weights 0 and 2, or 1 and 3 (odd), of each four of vector i: codes times scales. */
+INLINE shorts k_codes(bits stored, shorts scales, int odd, int dtype) {
+    shorts codes;
+    if (dtype == IQ4_XS) codes = (odd ? (shorts)stored : (shorts)(stored << 8)) >> 8;
+    else codes = (shorts)((odd ? stored >> 8 : stored) & 0x00ff00ff) - (int16_t)excess(dtype);
+    return codes * scales;
+}
+
+/* The minima of LANES units. */
 INLINE ints minima_at(const k_header *h, int i) {
 #if LANES == 16
     return (ints)_mm512_cvtepu8_epi32((__m128i)h->minima);
@@ -172,12 +197,18 @@ INLINE ints minima_at(const k_header *h, int i) {
 
 /* A row as floats. */
 INLINE void unpack_k(const uint8_t *row, int64_t columns, float *out, int dtype) {
-    for (const uint8_t *block = row; columns > 0; columns -= 256, block += k_width(dtype)) {
+    for (const uint8_t *block = row; columns > 0; columns -= 256, block += k_width(dtype), out += 256) {
         const k_header h = k_header_of(block, dtype);
-        UNROLL for (int part = 0; part < PARTS; part++) {
-            const shorts codes = k_codes(block, &h, part * 2 * LANES, dtype);
-            for (int lane = 0; lane < 2 * LANES; lane++, out++)
-                *out = h.scale[0] * codes[lane] - h.offset[0] * h.minima[(part * 2 * LANES + lane) / 16];
+        UNROLL for (int i = 0; i < VECTORS; i++) {
+            const bits stored = stored_codes(block, i, dtype);
+            const shorts scales = scales_at(h.scales, i);
+            UNROLL for (int odd = 0; odd < 2; odd++) {
+                const shorts codes = k_codes(stored, scales, odd, dtype);
+                for (int j = 0; j < 2 * LANES; j++) {
+                    const int at = 4 * LANES * i + 2 * j + odd, unit = unit_at(at / 16, dtype);
+                    out[16 * unit + at % 16] = h.scale[0] * codes[j] - h.offset[0] * h.minima[at / 16];
+                }
+            }
         }
     }
 }

@@ -32,6 +32,7 @@ void use_avx2(kernel_table *table) {
     table->linear_int8 = linear_int8;
     table->linear_nf4 = linear_nf4;
     table->linear_k = linear_k;
+    table->linear_k_bytes = linear_k_bytes;
     table->quantize_blocks = quantize_blocks;
     table->quantize_inputs = quantize_inputs;
     table->quantize_groups = quantize_groups;

@@ -38,14 +38,18 @@ static int16_t *codes(const call *c) {
 }
 
 /* The size of the codes of a token, in numbers of 16 bits. */
-static int64_t padded_size(const matrix *w) {
-    if (w->dtype >= Q2_K) return w->columns / 256 * (int64_t)(sizeof(k_input) / 2);
+static int64_t padded_size(const matrix *w, int as_bytes) {
+    if (w->dtype >= Q2_K) return w->columns / 256 * (int64_t)((as_bytes ? sizeof(k_bytes) : sizeof(k_input)) / 2);
     return (w->columns + 127) / 128 * 128 + (w->dtype == BFLOAT16 ? BF16_PADDING : 0);
 }
 
-/* Converts the inputs of a token to codes. as_bytes: for `linear_bytes`. */
+static int reads_bytes(linear_kernel *kernel) {
+    return kernel == kernels.linear_bytes || kernel == kernels.linear_k_bytes;
+}
+
+/* Converts the inputs of a token to codes. as_bytes: for a kernel that reads bytes. */
 static void convert(const matrix *w, const float *in, int64_t padded, int as_bytes, int16_t *to, float *scale) {
-    if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, (k_input *)to);
+    if (w->dtype >= Q2_K) kernels.quantize_blocks(in, w->columns, w->dtype, as_bytes, to);
     else if (w->dtype == BFLOAT16) kernels.to_bf16(in, w->columns, padded, to);
     else if (w->int8_inputs) kernels.quantize_groups(in, w->columns, padded, as_bytes, to, scale);
     else kernels.quantize_inputs(in, w->columns, padded, w->dtype, to, scale);
@@ -58,8 +62,8 @@ static void convert_chunk(void *context, int64_t chunk, int thread) {
     const int tiled = t->kernel == kernels.linear_tiles;
     int16_t *rows = tiled ? (int16_t *)scratch(t->c, thread) : codes(t->c) + first * padded;
     for (int64_t m = first; m < first + count; m++)
-        convert(&t->op->weight, t->in + m * t->c->width, padded, t->kernel == kernels.linear_bytes,
-                rows + (m - first) * padded, t->c->codes + m);
+        convert(&t->op->weight, t->in + m * t->c->width, padded, reads_bytes(t->kernel), rows + (m - first) * padded,
+                t->c->codes + m);
     for (int64_t k = 0; tiled && k < padded; k += 64)
         for (int64_t m = 0; m < count; m++)
             kernels.split_codes(rows + m * padded + k, m, (uint8_t *)codes(t->c) + 2 * (first * padded + 16 * k));
@@ -112,11 +116,16 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
 
+/* The kernel for blocks of 256. */
+static linear_kernel *select_k(const matrix *w, int64_t tokens) {
+    return kernels.linear_k_bytes && tokens == 1 && w->dtype != IQ4_XS ? kernels.linear_k_bytes : kernels.linear_k;
+}
+
 /* The kernel for a product. The thresholds are measured; integer kernels have bitwise the same results. */
 static linear_kernel *select_kernel(const matrix *w, int64_t tokens) {
     const int int8 = w->dtype == INT8;
     if (w->dtype == BFLOAT16 && kernels.linear_bf16) return kernels.linear_bf16;
-    if (w->dtype >= Q2_K) return kernels.linear_k;
+    if (w->dtype >= Q2_K) return select_k(w, tokens);
     if (!int8 && w->dtype != NF4) return kernels.linear;
     /* Tiles need 16 rows, and their 32 bits hold the sums of 2^15 products of 255 * 255. */
     if (kernels.linear_tiles && w->rows >= 16 && w->columns <= 1 << 15 &&
@@ -148,7 +157,7 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
     task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
     if (kernel != kernels.linear) {
-        t.padded = padded_size(w);
+        t.padded = padded_size(w, reads_bytes(t.kernel));
         parallel((tokens + 15) / 16, convert_chunk, &t, alone);
     }
     parallel(chunks, linear_chunk, &t, alone);
@@ -500,7 +509,7 @@ static void convert_choices(void *context, int64_t chunk, int thread) {
     const expert_task *t = context;
     const matrix *w = &t->op->weight;
     for (int64_t i = 16 * chunk; i < min64(16 * chunk + 16, t->choices->count); i++)
-        convert(w, t->in + i * w->columns, t->padded, 0, codes(t->c) + i * t->padded, t->c->codes + i);
+        convert(w, t->in + i * w->columns, t->padded, reads_bytes(t->kernel), codes(t->c) + i * t->padded, t->c->codes + i);
 }
 
 /* A part of the outputs of one expert, for all of its choices. */
@@ -550,10 +559,11 @@ static void experts(const operation *op, const call *c, const choices *selected,
     /* No chunk is larger than the space for its sums. */
     const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
-    t.kernel = w->dtype >= Q2_K ? kernels.linear_k : w->dtype == INT8 ? kernels.linear_int8
+    const int64_t spare = selected->count - selected->experts; /* 0: one token for each expert */
+    t.kernel = w->dtype >= Q2_K ? select_k(w, 1 + spare) : w->dtype == INT8 ? kernels.linear_int8
              : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
     if (t.kernel != kernels.linear) {
-        t.padded = padded_size(w);
+        t.padded = padded_size(w, reads_bytes(t.kernel));
         parallel((selected->count + 15) / 16, convert_choices, &t, alone);
     }
     parallel(selected->experts * parts, experts_chunk, &t, alone);
