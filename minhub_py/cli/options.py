@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from minhub_py.cli.completion import Model
-from minhub_py.inference.limits import check_sampling, stop_strings
+from minhub_py.inference.limits import check_sampling, parse_logit_bias, stop_strings
 from minhub_py.system.duration import parse_duration
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -120,13 +120,12 @@ def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
-def parse_bias(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
+def parse_bias(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
     """The values of --logit-bias by token ID, None without any. BadParameter: not ID=NUMBER, or out of range."""
-    pairs = [re.fullmatch(r"(\d{1,9})=(-?\d+(?:\.\d*)?)", value) for value in values]
-    if not all(pairs):
-        raise click.BadParameter("must be a token ID and a number, such as 42=-100")
-    biases = {int(pair[1]): float(pair[2]) for pair in pairs if pair}
-    return check_setting(_, parameter, biases) if biases else None
+    try:
+        return parse_logit_bias(values) or None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:

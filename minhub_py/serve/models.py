@@ -127,8 +127,8 @@ class ServedModel:
         """Reject texts that exceed the context even with the longest tokens, before they are tokenized."""
         if length > self.max_characters:
             raise invalid(
-                f"{name} has {length:,} characters, but {self.engine.max_length:,} tokens have at most "
-                f"{self.max_characters:,}: shorten it", name, "context_length_exceeded",
+                f"{name} has {length:,} characters, but the context of {self.engine.max_length:,} tokens holds "
+                f"at most {self.max_characters:,}: shorten it", name, "context_length_exceeded",
             )  # fmt: skip
 
     def _too_long(self, ids: Sequence[Any]) -> RequestError:
