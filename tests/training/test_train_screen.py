@@ -91,6 +91,12 @@ def test_the_estimate_of_a_long_run_lists_settings(
     ]
 
 
+def test_a_run_that_does_not_improve_says_so(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(text, tmp_path / "run", **TINY | {"learning_rate": 100.0, "steps": 2, "evaluate_every": 2})
+    assert run.best["step"] == 0
+    assert "It is the model before training, as no later evaluation had a lower loss" in capsys.readouterr().err
+
+
 def test_a_slow_batch_is_shown_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal shows the pending batch before its computation, and removes it afterwards."""
     terminal = Terminal()
