@@ -150,7 +150,7 @@ function drawer(shown) { $("chats").hidden = !shown; $("list").setAttribute("ari
 // Requests
 
 const headers = () => ({ "Content-Type": "application/json", ...($("key").value ? { Authorization: `Bearer ${$("key").value}` } : {}) });
-const TOO_LONG = "The conversation is longer than the model's context. Edit an earlier message, or begin a new conversation.";
+const TOO_LONG = "The conversation is longer than the model's context. Edit a message to shorten it, or begin a new conversation.";
 async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) { panel(true); $("key").focus() }
