@@ -247,7 +247,8 @@ class Commands:
         else:
             default = vars(ReplySettings(**self.chat.defaults))[name]
             self.chat.set(**{name: default if value.strip() == "auto" else parse_setting(name, value.strip())})
-            self.notify(f"{name} is now {format_setting(getattr(self.chat.settings, name))}.")
+            shown = format_setting(getattr(self.chat.settings, name))
+            self.notify(f"{name} has no value now." if shown == "-" else f"{name} is now {shown}.")
 
     def _regen(self, _: str) -> None:
         self.respond(self.chat.stream_again())
