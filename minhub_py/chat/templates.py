@@ -66,7 +66,7 @@ class ChatTemplate:
         return {
             "template": None,
             "dialogue": "no chat template: the end-of-text token separates turns, as in DialoGPT",
-            "plain": "no chat template, so it is not a chat model: it continues a dialogue of `User:` and `Assistant:`",
+            "plain": 'no chat template, so it is not a chat model: it continues a dialogue of "User:" and "Assistant:"',
         }[self.kind]
 
     @property

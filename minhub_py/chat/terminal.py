@@ -3,19 +3,21 @@
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import click
 
 from minhub_py.chat.conversation import Chat, TextStream
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.chat.turns import Reply
+from minhub_py.chat.turns import Reply, ReplySettings
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
+from minhub_py.inference.limits import parse_logit_bias
 from minhub_py.system.console import message_of, note
 from minhub_py.system.printable import displayed, printable
+from minhub_py.system.spelling import unknown
 
 QUOTES = '"""'
 # \001 and \002 enclose characters without width for readline.
@@ -24,7 +26,7 @@ DIM, NORMAL = "\033[2m", "\033[0m"
 HELP = (
     ("/help", "list the commands"),
     ("/system TEXT", "change the system prompt; without TEXT, show it"),
-    ("/set NAME VALUE", "change a setting, such as temperature (auto: the model's default); without NAME, show all"),
+    ("/set NAME VALUE", "change a setting, such as temperature (auto: its default, -: none); without NAME, show all"),
     ("/regen", "replace the last reply by another"),
     ("/undo", "remove the last message and its reply"),
     ("/save FILE", "save the conversation as JSON"),
@@ -35,6 +37,8 @@ HELP = (
 )
 WITH_ARGUMENT = {command.split()[0] for command, _ in HELP if " " in command}
 NUMBER = re.compile(r"-?\d+")
+# The settings of /set. A terminal does not show the most likely tokens.
+SETTINGS = [field.name for field in fields(ReplySettings) if field.name != "top"]
 
 
 class QuitError(Exception):
@@ -234,13 +238,17 @@ class Commands:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not name:
-            for key, current in asdict(self.chat.settings).items():
-                click.echo(f"{key:20}{format_setting(current)}")
+            for key in SETTINGS:
+                click.echo(f"{key:20}{format_setting(getattr(self.chat.settings, key))}")
+        elif name not in SETTINGS:
+            raise ValueError(unknown([name], SETTINGS))
         elif not value:
-            raise ValueError(f"the value is missing: /set {name} VALUE, or - for no value")
+            raise ValueError(f"the value is missing: /set {name} VALUE, or auto for the default, or - for none")
         else:
-            self.chat.set(**{name: parse_setting(value.strip())})
-            self.notify(f"{name} is now {format_setting(getattr(self.chat.settings, name))}.")
+            default = vars(ReplySettings(**self.chat.defaults))[name]
+            self.chat.set(**{name: default if value.strip() == "auto" else parse_setting(name, value.strip())})
+            shown = format_setting(getattr(self.chat.settings, name))
+            self.notify(f"{name} has no value now." if shown == "-" else f"{name} is now {shown}.")
 
     def _regen(self, _: str) -> None:
         self.respond(self.chat.stream_again())
@@ -276,13 +284,22 @@ def count_messages(chat: Chat) -> str:
 
 def format_setting(value: Any) -> str:
     """A setting's value in the notation of /set."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{id}={bias:g}" for id, bias in value.items())
     return "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def parse_setting(value: str) -> Any:
-    """A setting's value from the notation of /set: a number, a string, or - for None."""
+def parse_setting(name: str, value: str) -> Any:
+    """A setting's value from the notation of /set: a number, a string, biases such as "42=-100 7=1.5", or - for none.
+
+    ValueError: an invalid bias.
+    """
     if value == "-":
-        return None
+        return () if name == "stop" else None
+    if name == "stop":
+        return value
+    if name == "logit_bias":
+        return parse_logit_bias(value.split())
     if NUMBER.fullmatch(value):
         return int(value)
     try:

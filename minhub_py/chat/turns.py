@@ -12,6 +12,7 @@ from minhub_py.inference.arguments import check_integer, is_text, is_whole
 from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
 from minhub_py.system import html
+from minhub_py.system.spelling import unknown
 
 SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 SAMPLING_FIELDS = Sampling.names()
@@ -54,8 +55,8 @@ class ReplySettings:
     def updated(self, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> "ReplySettings":
         """A copy with `changes`; "auto" selects the value in `defaults`. ValueError: an unknown or invalid setting."""
         names = [field.name for field in fields(self)]
-        if unknown := [name for name in changes if name not in names]:
-            raise ValueError(f"unknown setting {unknown[0]}; the settings of a chat are {', '.join(names)}")
+        if invalid := [name for name in changes if name not in names]:
+            raise ValueError(unknown(invalid, names, "the settings of a chat"))
         changes = {name: defaults.get(name, value) if is_text(value) and value == "auto" else value
                    for name, value in changes.items()}  # fmt: skip
         if "stop" in changes:
@@ -64,7 +65,7 @@ class ReplySettings:
         check_integer("max_new_tokens", settings.max_new_tokens, 1)
         check_integer("top", settings.top, 0)
         if not is_whole(settings.seed) and settings.seed is not None:
-            raise ValueError(f"seed must be a whole number or None, not {brief(settings.seed)}")
+            raise ValueError(f"seed must be a whole number, not {brief(settings.seed)}")
         generators(1, settings.seed)
         _ = settings.sampling
         return settings

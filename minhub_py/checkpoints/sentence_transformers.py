@@ -62,7 +62,8 @@ class Dense:
 class EmbeddingSettings:
     """How a repository computes text embeddings. The defaults are for repositories without modules.json.
 
-    pooling: several are concatenated.    max_length: in tokens, with special tokens; None: the model's.
+    pooling: several are concatenated.    has_pooling: whether a module of the repository pools; rerankers have none.
+    max_length: in tokens, with special tokens; None: the model's.
     prompts: name -> text before each text.    include_prompt: whether pooling includes the prompt's tokens.
     similarity: the repository's `similarity_fn_name`, which only clients of sentence-transformers use.
     """
@@ -77,6 +78,7 @@ class EmbeddingSettings:
     default_prompt: str | None = None
     dimensions: int | None = None
     similarity: str | None = None
+    has_pooling: bool = True
 
 
 def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
@@ -90,7 +92,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError(f"{folder / 'modules.json'} is corrupt: it must be a list of modules")
     pooling: tuple[str, ...] = ("mean",)
-    include_prompt, normalize = True, False
+    include_prompt, normalize, has_pooling = True, False, False
     dense: list[Dense] = []
     for module in modules:
         kind, path = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
@@ -98,6 +100,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
             continue
         if kind == "Pooling":
             pooling, include_prompt = read_pooling(inside(folder, path) / "config.json")
+            has_pooling = True
         elif kind == "Dense" and not normalize:
             dense.append(read_dense(inside(folder, path)))
         elif kind == "Normalize":
@@ -112,13 +115,13 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         max_length=max_length(folder, transformer), lower_case=bool(transformer.get("do_lower_case")),
         prompts=MappingProxyType({str(name): str(text) for name, text in dict(prompts).items()}),
         default_prompt=settings.get("default_prompt_name"), dimensions=settings.get("truncate_dim"),
-        similarity=settings.get("similarity_fn_name"),
+        similarity=settings.get("similarity_fn_name"), has_pooling=has_pooling,
     )  # fmt: skip
 
 
 def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
     """The files of a repository of sentence-transformers with these settings. size: of the hidden states."""
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules = [("Transformer", ""), *([("Pooling", "1_Pooling")] if settings.has_pooling else [])]
     pooling: dict[str, Any] = {"word_embedding_dimension": size, "include_prompt": settings.include_prompt}
     chosen = {name: mode in settings.pooling for name, mode in OLD_POOLINGS.items()}
     if tuple(mode for mode in OLD_POOLINGS.values() if mode in settings.pooling) == settings.pooling:
@@ -127,7 +130,7 @@ def embedding_files(settings: EmbeddingSettings, size: int) -> dict[str, bytes]:
         names = {mode: name.removeprefix("pooling_mode_") for name, mode in OLD_POOLINGS.items()}
         modes = [names[mode] if mode == "mean_sqrt_len" else mode for mode in settings.pooling]
         pooling |= {"pooling_mode": modes, "embedding_dimension": size}
-    files: dict[str, Any] = {"1_Pooling/config.json": pooling}
+    files: dict[str, Any] = {"1_Pooling/config.json": pooling} if settings.has_pooling else {}
     for number, dense in enumerate(settings.dense, 2):
         path = f"{number}_Dense"
         modules.append(("Dense", path))

@@ -13,6 +13,14 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import DTYPES, Layout, checked_dtype
+from minhub_py.system.lock import FULL
+
+
+def unwritable(path: Path, error: OSError, kind: str) -> OSError:
+    """The error for a path that cannot be written, with the next step. kind: "file" or "folder"."""
+    first = "check its permissions, or " if isinstance(error, PermissionError) else ""
+    first = "free disk space, or " if error.errno in FULL else first
+    return type(error)(f"{path} cannot be written ({error.strerror or error}): {first}name another {kind}")
 
 
 def write_checkpoint(
@@ -96,8 +104,7 @@ def write_checkpoint(
         for path in _checkpoint_files(folder, outdated) - set(drafts.values()):
             path.unlink()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise type(error)(f"{folder} cannot be written ({reason}): make room, or name another folder") from error
+        raise unwritable(folder, error, "folder") from error
     finally:
         for path in drafts:
             path.unlink(missing_ok=True)

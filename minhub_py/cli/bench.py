@@ -59,8 +59,10 @@ class Settings:
     new_tokens: int
 
 
-def measure(settings: Settings, cases: Sequence[str]) -> Row:
+def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str], object] | None = None) -> Row:
     """Run the requested cases. Returns a JSON object with the machine, the settings and the rows of each case.
+
+    show: called with the result so far and the name of a case, after each case.
 
     OSError, ValueError: the model cannot be loaded, before anything is measured.
     """
@@ -71,7 +73,10 @@ def measure(settings: Settings, cases: Sequence[str]) -> Row:
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
-        models = {kind: build(settings.model, kind) for kind in settings.kinds}
+        models = {}
+        for kind in settings.kinds:
+            note(f"Preparing {kind} weights …")
+            models[kind] = build(settings.model, kind)
         result: Row = {
             "machine": {"processor": name(), "threads": settings.threads, "torch": torch.__version__,
                         "minhub_py": __version__},
@@ -80,6 +85,8 @@ def measure(settings: Settings, cases: Sequence[str]) -> Row:
         for case in cases:
             note(f"Measuring {case}: {CASES[case]} …")
             result["cases"][case] = FUNCTIONS[case](settings, models)
+            if show is not None:
+                show(result, case)
     finally:
         torch.set_num_threads(threads)
     return result
@@ -251,13 +258,13 @@ def lines(rows: Sequence[Row]) -> Iterator[list[str]]:
         yield [value if isinstance(value, str) else f"{value:,.2f}" for value in row.values()]
 
 
-def show(result: Row) -> None:
-    """Print the tables of a result."""
+def show(result: Row, case: str) -> None:
+    """Print the table of a case, after the machine if it is the first one."""
     import click
 
-    machine = result["machine"]
-    click.echo(f"{machine['processor']}, {machine['threads']} threads; minhub_py {machine['minhub_py']}, "
-               f"torch {machine['torch']}; {result['model']}; medians of {result['repeats']}.")  # fmt: skip
-    for name, rows in result["cases"].items():
-        click.echo(f"\n{name}: {CASES[name]}")
-        table(list(rows[0]), lines(rows))
+    machine, rows = result["machine"], result["cases"][case]
+    if len(result["cases"]) == 1:
+        click.echo(f"{machine['processor']}, {machine['threads']} threads; minhub_py {machine['minhub_py']}, "
+                   f"torch {machine['torch']}; {result['model']}; medians of {result['repeats']}.")  # fmt: skip
+    click.echo(f"\n{case}: {CASES[case]}")
+    table(list(rows[0]), lines(rows))

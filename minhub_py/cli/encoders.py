@@ -24,7 +24,7 @@ texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT.
 @texts_argument
 @click.option("-n", "--top", type=click.IntRange(min=1), metavar="N",
               help="Number of texts to print.  [default: all]")  # fmt: skip
-@click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid.")
+@click.option("--raw-scores", is_flag=True, help="Scores before the sigmoid, which can be any number.")
 @click.option("--instruction", metavar="TEXT", help="For Qwen3-Reranker: the task of retrieval.  [default: web search]")
 @jobs.table_options()
 @loading_options
@@ -182,7 +182,7 @@ def masked(
 @texts_argument
 @click.option("--method", type=click.Choice(["within-word-l2r", "original"]), default="within-word-l2r",
               show_default=True, help="Mask a token with the later tokens of its word, or one token only.")  # fmt: skip
-@click.option("--tokens", is_flag=True, help="One row per token.")
+@click.option("--tokens", is_flag=True, help="Print or write one row per token instead of one per text.")
 @jobs.table_options()
 @loading_options
 @json_option

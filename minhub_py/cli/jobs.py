@@ -37,7 +37,8 @@ def table_options(*, required: bool = False, column: Callable[[Any], Any] = COLU
                      help="Write the rows of FILEs and the new columns to this .csv, .tsv, .jsonl, .parquet or .txt "
                           "file, or to this folder, with one file per input file."),
         column,
-        click.option("--prefix", default="", metavar="TEXT", help="Prefix for the names of the new columns."),
+        click.option("--prefix", default="", metavar="TEXT",
+                     help="Prefix for the names of the new columns.  [default: none]"),
         click.option("--workers", type=click.IntRange(min=1), metavar="N",
                      help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),
         click.option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address (auto: this machine's). "

@@ -28,7 +28,9 @@ atexit.register(gc.freeze)
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "-V", "--version", prog_name="minhub")
-@click.option("--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show tracebacks.")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, callback=remember_debug, help="Show the traceback of an error."
+)
 def main() -> None:
     """Download, check, convert, run and train language models from the Hugging Face Hub.
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.types import IntParamType
 
 from minhub_py.cli.completion import Model
-from minhub_py.inference.limits import check_sampling, stop_strings
+from minhub_py.inference.limits import check_sampling, parse_logit_bias, stop_strings
 from minhub_py.system.duration import parse_duration
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -40,6 +41,17 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         if count < 1:
             self.fail("a size must be at least one byte", param, ctx)
         return count
+
+
+class Seed(IntParamType):
+    """A seed of PyTorch's generators. The help does not show the range, whose limit has 19 digits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The seed."""
+        seed: int = super().convert(value, param, ctx)
+        if not 0 <= seed < 2**63:
+            self.fail(f"{seed} is not in the range 0<=x<2**63", param, ctx)
+        return seed
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -120,22 +132,23 @@ def check_setting(_: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
-def parse_bias(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
+def parse_bias(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
     """The values of --logit-bias by token ID, None without any. BadParameter: not ID=NUMBER, or out of range."""
-    pairs = [re.fullmatch(r"(\d{1,9})=(-?\d+(?:\.\d*)?)", value) for value in values]
-    if not all(pairs):
-        raise click.BadParameter("must be a token ID and a number, such as 42=-100")
-    biases = {int(pair[1]): float(pair[2]) for pair in pairs if pair}
-    return check_setting(_, parameter, biases) if biases else None
+    try:
+        return parse_logit_bias(values) or None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
     """Sampling and stop options. chat: unset options are None and select the model's defaults."""
     published = "  [default: the value in the model's generation_config.json, else {}]"
+    unset = ["", "  [default: none]", "  [default: none]", "", "  [default: none]"]
     defaults = ("0.7", "none", "0.95", "1", "none")
-    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults) if chat else [""] * len(defaults)
+    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults) if chat else unset
     neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
     zero = {} if chat else {**neutral, "default": 0.0}
+    none = "  [default: 0]" if chat else ""
     return add_options([
         click.option("--temperature", type=float, callback=check_setting, **neutral,
                      help=f"Divides the logits; 0 always selects the most likely token.{temperature}"),
@@ -148,13 +161,13 @@ def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
         click.option("--min-p", type=float, callback=check_setting,
                      help=f"Exclude tokens less likely than p times the most likely one.{min_p}"),
         click.option("--presence-penalty", type=float, callback=check_setting, **zero,
-                     help="Subtracted from the logits of generated tokens, -2 to 2."),
+                     help=f"Subtracted from the logits of generated tokens, -2 to 2.{none}"),
         click.option("--frequency-penalty", type=float, callback=check_setting, **zero,
-                     help="The same for each occurrence of a generated token."),
+                     help=f"The same for each occurrence of a generated token.{none}"),
         click.option("--logit-bias", multiple=True, metavar="ID=NUMBER", callback=parse_bias,
                      help="Add a number to the logit of a token ID; may be repeated."),
-        click.option("--seed", type=click.IntRange(0, 2**63 - 1),
-                     help="Random seed; the same seed gives the same text."),
+        click.option("--seed", type=Seed(),
+                     help="Random seed; the same seed gives the same text.  [default: a new one each time]"),
         click.option("--stop", multiple=True, callback=check_setting,
                      help="Stop before this string; may be repeated."),
     ])  # fmt: skip

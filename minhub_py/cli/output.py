@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LINE_INTERVAL = 60.0  # seconds between progress lines if there is no progress bar
 
 
 def emit(data: object) -> None:
@@ -105,14 +109,35 @@ def bar_console() -> "Console":
     return BarConsole(stderr=True, highlight=False)
 
 
+def progress_lines(label: str, unit: str, interval: float = LINE_INTERVAL) -> Callable[[int, int | None], None]:
+    """A function `update(done, total)` that prints a line on standard error, at most once in `interval` seconds."""
+    last = time.monotonic()
+    scale, noun, digits = (1e6, "MB", 1) if unit == "bytes" else (1, unit, 0)
+
+    def update(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= interval:
+            last = time.monotonic()
+            end = "" if total is None else f" of {total / scale:,.{digits}f}"
+            note(f"{label}: {done / scale:,.{digits}f}{end} {noun}")
+
+    return update
+
+
 @contextmanager
 def progress_bar(label: str, unit: str = "bytes") -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar on standard error; yields a function `update(done, total)`."""
+    """Show a progress bar on standard error; yields a function `update(done, total)`.
+
+    Pipes and log files receive a line per minute instead.
+    """
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = bar_console()
+    if not console.is_terminal:
+        yield progress_lines(label, unit)
+        return
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn(label), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=None)
         yield lambda completed, total: progress.update(task, completed=completed, total=total)

@@ -10,7 +10,7 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
 from minhub_py.cli.loading import open_model
-from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument
+from minhub_py.cli.options import add_options, files_argument, json_option, loading_options, model_argument
 from minhub_py.cli.output import emit, progress_bar
 from minhub_py.cli.output import table as print_table
 
@@ -20,17 +20,19 @@ TITLES = {"phenomenon": "PHENOMENON", "n": "PAIRS", "accuracy": "ACCURACY", "low
 @click.command(cls=Command)
 @model_argument
 @files_argument
-@jobs.table_options(column=click.option("--good", "column", default="sentence_good", show_default=True,
-                                        metavar="COLUMN", help="Column of the acceptable sentences."))  # fmt: skip
-@click.option("--bad", default="sentence_bad", show_default=True, metavar="COLUMN",
-              help="Column of the other sentences.")  # fmt: skip
+@jobs.table_options(column=add_options([
+    click.option("--good", "column", default="sentence_good", show_default=True, metavar="COLUMN",
+                 help="Column of the acceptable sentences."),
+    click.option("--bad", default="sentence_bad", show_default=True, metavar="COLUMN",
+                 help="Column of the other sentences."),
+]))  # fmt: skip
 @click.option("--by", metavar="COLUMN",
               help="Column of the phenomenon.  [default: UID, phenomenon, linguistics_term, field, or "
                    "the file]")  # fmt: skip
 @click.option("--bos/--no-bos", default=None,
               help="Whether sentences begin after the BOS token.  [default: if the model has one]")  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PICTURE",
-              help="Draw the accuracies, for example to pairs.png.")  # fmt: skip
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Plot the accuracies to this PNG file.")  # fmt: skip
 @loading_options
 @json_option
 def pairs(

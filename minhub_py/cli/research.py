@@ -23,7 +23,8 @@ from minhub_py.cli.options import files_argument, is_set, json_option, loading_o
 @click.option("--ignore-regex", default="", metavar="REGEX",
               help=r"Exclude matching tokens from the words' values, such as punctuation: '^[^\w\s]$'.")  # fmt: skip
 @click.option("--bos/--no-bos", default=None,
-              help="Put the model's BOS token before each text, so that first words have values.")  # fmt: skip
+              help="Put the model's BOS token before each text, so that first words have values.  [default: if the "
+                   "tokenizer adds it]")  # fmt: skip
 @click.option("--correct", type=click.Choice(["pimentel", "oh"]),
               help="Correction at word boundaries, for tokenizers that mark the beginning of words.")  # fmt: skip
 @click.option("--renyi", multiple=True, type=click.FloatRange(min=0), metavar="ORDER",
@@ -31,7 +32,7 @@ from minhub_py.cli.options import files_argument, is_set, json_option, loading_o
 @click.option("--premise", metavar="TEXT",
               help="Add the PMI of each word and its context: compared to the word after this text.")  # fmt: skip
 @click.option("--lags", default=0, type=click.IntRange(min=0), metavar="N",
-              help="Add the surprisal and entropy of the N previous words.")  # fmt: skip
+              help="Add the surprisal and entropy of the N previous words.  [default: 0]")  # fmt: skip
 @loading_options
 @json_option
 def words(
@@ -92,9 +93,10 @@ def words(
                    "their maximum.  [default: the model's, with its dense layers and normalization; "
                    "otherwise mean]")  # fmt: skip
 @click.option("--prompt", metavar="NAME",
-              help="Name of the model's prompt that is put before each text, such as query or document.")  # fmt: skip
+              help="Name of the model's prompt that is put before each text, such as query or document.  [default: the "
+                   "model's default prompt, if any]")  # fmt: skip
 @click.option("--dimensions", type=click.IntRange(min=1),
-              help="Number of leading dimensions to keep.")  # fmt: skip
+              help="Number of leading dimensions to keep.  [default: all]")  # fmt: skip
 @click.option("--normalize/--no-normalize", default=None,
               help="Whether to divide each embedding by its length at the end.  [default: as the model]")  # fmt: skip
 @loading_options
@@ -164,12 +166,14 @@ def activations(
               help="YAML file with labels, and optionally definitions, an instruction and examples.")  # fmt: skip
 @click.option("--instruction", metavar="TEXT", help="The task.  [default: the codebook's, or a list of the labels]")
 @click.option("--calibrate", type=click.Choice(["contextual", "pmi"]),
-              help="Calibration: by texts without content, or by the prompt without a text.")  # fmt: skip
+              help="Calibration: by texts without content, or by the prompt without a text.  "
+                   "[default: none]")  # fmt: skip
 @click.option("--length", type=click.Choice(["sum", "tokens", "characters"]), default="sum", show_default=True,
               help="Score of a label: its log-probability, or the mean per token or character.")  # fmt: skip
 @click.option("--examples", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="File with coded examples, in the columns text and label.")  # fmt: skip
-@click.option("--template", metavar="TEXT", help="The prompt of a text, with {text}.")
+@click.option("--template", metavar="TEXT", help="The prompt of a text, with {text}.  [default: 'Text: {text}', "
+              "a line end and 'Label:'; for a chat 'Text: {text}']")  # fmt: skip
 @click.option("--sep", metavar="TEXT", help="Between prompt and label.  [default: a space; for a chat, nothing]")
 @click.option("--chat/--no-chat", default=None, help="Whether to use the chat template.  [default: if there is one]")
 @loading_options

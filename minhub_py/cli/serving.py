@@ -34,8 +34,8 @@ if TYPE_CHECKING:
                    "model's, up to 4096]")  # fmt: skip
 @click.option("--queue", type=click.IntRange(min=0), default=128, show_default=True,
               help="Maximum number of waiting requests; others get status 429.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              metavar="SECONDS", help="Maximum duration of a request.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0,
+              metavar="SECONDS", help="Maximum duration of a request.  [default: 600]")  # fmt: skip
 @click.option("--prefix-cache", type=Bytes(), default="512MB", show_default=True,
               help="Size of the prefix cache, which saves the prefill of repeated beginnings.")  # fmt: skip
 @click.option("--cache-dir", type=click.Path(file_okay=False), metavar="FOLDER",
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 @click.option("--max-models", type=click.IntRange(min=1), metavar="N",
               help="Maximum number of loaded models.  [default: 3, or the number of MODELs]")  # fmt: skip
 @click.option("--max-memory", type=Bytes(),
-              help="Maximum size of the loaded models' weights and KV caches, such as 8GB.")  # fmt: skip
+              help="Maximum size of the loaded models' weights and KV caches, such as 8GB.  "
+                   "[default: no limit]")  # fmt: skip
 @click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
               help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
@@ -67,8 +68,8 @@ def serve(
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
-    Open the printed address in a browser to chat. Programs use the OpenAI API (http://127.0.0.1:8080/v1) or the Ollama
-    API (http://127.0.0.1:8080):
+    Open the printed address in a browser to chat. Programs use the OpenAI API (http://127.0.0.1:8080/v1), or the
+    Ollama or Anthropic API (http://127.0.0.1:8080):
 
     \b
       minhub serve HuggingFaceTB/SmolLM2-135M-Instruct

@@ -32,7 +32,8 @@ def bench(
 ) -> None:  # fmt: skip
     """Benchmark this package on this machine's CPU.
 
-    Measures decoding, prefill, batches and loading for each kind of weights. Needs no network.
+    Measures decoding, prefill, batches and loading for each kind of weights. Needs no network. The
+    default model takes several minutes on two idle cores, with --quick one to two minutes.
     """
     from minhub_py.system.processor import cores
 
@@ -40,13 +41,11 @@ def bench(
     settings = benchmark.Settings(
         model, kinds or tuple(KINDS), threads or min(2, cores()), repeats or (2 if quick else 5), 16 if quick else 128
     )
-    result = benchmark.measure(settings, cases or tuple(CASES))
+    result = benchmark.measure(settings, cases or tuple(CASES), None if as_json else benchmark.show)
     if save:
         save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if as_json:
         emit(result)
-    else:
-        benchmark.show(result)
 
 
 @click.command(cls=Command)

@@ -12,7 +12,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
-from minhub_py.cli.options import add_options, json_option
+from minhub_py.cli.options import Seed, add_options, json_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
 from minhub_py.system.console import note
@@ -56,8 +56,11 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
                  metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
                                       "or text.  [default: decided by their columns]"),
-    click.option("--beta", type=float, help="Strength of the reference in DPO (preference).  [default: 0.1]"),
-    click.option("--keep-weight", type=float, help="Weight of the divergence of rows with keep.  [default: 10]"),
+    click.option("--beta", type=float, help="Beta of DPO (preference): larger values stay closer to the reference.  "
+                                           "[default: 0.1]"),
+    click.option("--keep-weight", type=float,
+                 help="Weight of rows whose column keep is true: their loss is the divergence from --from.  "
+                      "[default: 10]"),
     click.option("--epochs", type=float, help="With --from: passes over the data, instead of --steps.  [default: 4]"),
     click.option("--checkpointing/--no-checkpointing", default=None,
                  help="Compute blocks twice to save memory.  [default: no-checkpointing]"),
@@ -88,12 +91,13 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--evaluate-tokens", type=POSITIVE, help="Maximum tokens per evaluation.  [default: 1048576]"),
     click.option("--checkpoint-every", type=POSITIVE, metavar="STEPS",
                  help="* Steps between checkpoints.  [default: 250; --from: at most steps/4]"),
-    click.option("--patience", type=POSITIVE, help="* Stop after this many evaluations without a lower loss."),
+    click.option("--patience", type=POSITIVE, help="* Stop after this many evaluations without a lower loss.  "
+                                                "[default: never]"),
     click.option("--sample", metavar="PROMPT", help="* Generate text from this prompt at each evaluation."),
     click.option("--sample-tokens", type=POSITIVE, help="* Length of that text in tokens.  [default: 200]"),
     click.option("--metrics", metavar="TARGET",
                  help="* Also write losses and speed to a .jsonl file, tensorboard:FOLDER or wandb:PROJECT."),
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1),
+    click.option("--seed", type=Seed(),
                  help="Random seed of weights, batches and dropout.  [default: 1337]"),
     click.option("--device", help="* Device: auto, cpu, cuda, cuda:1, mps or xpu.  [default: auto]"),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]),

@@ -157,7 +157,7 @@ def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[s
         number = checkpoint.header.metadata.get(key)
     else:
         settings = read_embedding_settings(checkpoint.path)
-        if settings is None:
+        if settings is None or not settings.has_pooling:
             return {}
         number = next((number for number, name in POOLINGS.items() if settings.pooling == (name,)), None)
         if settings.dense or number is None:

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from minhub_py.adapters.attach import attach
+from minhub_py.checkpoints.writing import unwritable
 from minhub_py.export.torchscript_code import CodeWriter
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.quantize import refuse_quantized
@@ -117,5 +118,4 @@ def write(script: torch.jit.ScriptModule, path: Path, extra: Mapping[str, bytes]
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise type(error)(f"{path} cannot be written ({reason}): make room, or name another file") from error
+        raise unwritable(path, error, "file") from error

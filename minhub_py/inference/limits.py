@@ -1,5 +1,6 @@
 """Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import PyTorch."""
 
+import re
 from collections.abc import Mapping, Sequence
 from math import inf
 from reprlib import repr as brief
@@ -56,6 +57,16 @@ def check_logit_bias(value: Any) -> None:
             raise ValueError(
                 f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not {brief(bias)}"
             )
+
+
+def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """The biases of texts such as "42=-100". ValueError: not ID=NUMBER, or out of range."""
+    matches = [re.fullmatch(r"(\d{1,9})=(-?\d+(?:\.\d*)?)", pair) for pair in pairs]
+    if not all(matches):
+        raise ValueError("logit_bias must be a token ID and a number, such as 42=-100")
+    biases = {int(match[1]): float(match[2]) for match in matches if match}
+    check_logit_bias(biases)
+    return biases
 
 
 def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:

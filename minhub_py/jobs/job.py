@@ -134,7 +134,8 @@ def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
             raise click.UsageError(f"--out {job.out} is a folder with the extension of a file. Use another name.")
         outputs = [job.out]
     elif job.out.is_file() or (job.out.suffix and not job.out.is_dir()):
-        raise click.UsageError(f"--out {job.out} has an unsupported file type. Its name must end in {EXTENSIONS}.")
+        names = f"{EXTENSIONS}, .npy" if supports_npy(TASKS[job.task]) else EXTENSIONS
+        raise click.UsageError(f"--out {job.out} has an unsupported file type. Its name must end in {names}.")
     else:
         outputs = [job.out / path.name for path in paths]
         if duplicates := [path.name for path in outputs if outputs.count(path) > 1]:
@@ -145,9 +146,14 @@ def output_paths(job: Job, paths: Sequence[Path]) -> list[Path]:
     return outputs
 
 
+def supports_npy(task: Task) -> bool:
+    """Whether the output can be a .npy file: the task has one vector column."""
+    return [column.type for column in task.columns].count("vector") == 1
+
+
 def output_format_of(path: Path, task: Task) -> str | None:
-    """The format of an output file. A task with one vector column supports .npy, too."""
-    if path.suffix.lower() == ".npy" and [column.type for column in task.columns].count("vector") == 1:
+    """The format of an output file."""
+    if path.suffix.lower() == ".npy" and supports_npy(task):
         return "npy"
     return format_of(path)
 

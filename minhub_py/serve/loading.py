@@ -1,21 +1,20 @@
 """Engines for loaded models, and the models in the local cache that a server can load."""
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints import local
+from minhub_py.checkpoints.gguf import checkpoint_at
+from minhub_py.fitting import describe
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.models.base import Encoder
-from minhub_py.registry import entry_of
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.engine_thread import EngineThread
-from minhub_py.serve.models import ServedModel, Task
+from minhub_py.serve.models import ServedModel, Task, task_of
 from minhub_py.system.spelling import setting
 
 DEFAULT_CONTEXT = 4096
@@ -31,23 +30,17 @@ def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
     return {
         name: Source(partial(load, name), sizes[name], task)
         for name, path in folders.items()
-        if (task := task_of(path)) is not None
+        if (task := task_at(path)) is not None
     }
 
 
-def task_of(path: Path) -> Task | None:
-    """The task of a model, from its config.json; of a GGUF file, text generation. None: an unsupported architecture."""
-    if path.is_file():
-        return "completion"
+def task_at(path: Path) -> Task | None:
+    """The task of a folder or a GGUF file, from its settings. None: the model is not supported."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        architecture = entry_of(config.get("model_type")).architecture
-    except (OSError, ValueError, AttributeError):  # `minhub inspect` reports the reason
+        architecture, config = describe(checkpoint_at(path))
+    except (OSError, ValueError):  # `minhub inspect` reports the reason
         return None
-    names = str(config.get("architectures"))
-    if not architecture.Model.encoder_only and not re.search("EncoderModel|ForTokenClassification", names):
-        return "completion"
-    return "rerank" if "SequenceClassification" in names else "embedding"
+    return task_of(architecture.model_class(config), config)
 
 
 def served_models(

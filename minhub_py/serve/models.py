@@ -17,7 +17,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
-from minhub_py.models.base import Encoder
+from minhub_py.models.base import Encoder, LanguageModel
 from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers
@@ -29,6 +29,13 @@ Task = Literal["completion", "embedding", "rerank"]
 # of any length, and white space has none.
 CHARACTERS_PER_TOKEN = 100
 MAX_GRAMMARS = 16  # compiled grammars of a model's recent sets of tools and schemas
+
+
+def task_of(model: type[LanguageModel], config: Any, *, without_head: bool = False) -> Task:
+    """The purpose of a model of this class with this config. without_head: an embedding model without output head."""
+    if not issubclass(model, Encoder):
+        return "embedding" if without_head else "completion"
+    return "rerank" if config.head == "sequence" and len(config.labels) == 1 else "embedding"
 
 
 @dataclass(eq=False)
@@ -85,9 +92,7 @@ class ServedModel:
     @property
     def task(self) -> Task:
         """The purpose of the model. All models also compute embeddings, and some decoders rerank."""
-        if not self.is_encoder:
-            return "embedding" if self.model.without_head else "completion"
-        return "rerank" if self.model.config.head == "sequence" and len(self.model.config.labels) == 1 else "embedding"
+        return task_of(type(self.model), self.model.config, without_head=self.model.without_head)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -127,8 +132,8 @@ class ServedModel:
         """Reject texts that exceed the context even with the longest tokens, before they are tokenized."""
         if length > self.max_characters:
             raise invalid(
-                f"{name} has {length:,} characters, but {self.engine.max_length:,} tokens have at most "
-                f"{self.max_characters:,}: shorten it", name, "context_length_exceeded",
+                f"{name} has {length:,} characters, but the context of {self.engine.max_length:,} tokens holds "
+                f"at most {self.max_characters:,}: shorten it", name, "context_length_exceeded",
             )  # fmt: skip
 
     def _too_long(self, ids: Sequence[Any]) -> RequestError:

@@ -19,7 +19,7 @@ class Extra(NamedTuple):
 EXTRAS = {
     "serve": Extra({"starlette": "1.7", "uvicorn": "0.35", "llguidance": "1.9"}, "serving over HTTP"),
     "json": Extra({"llguidance": "1.9"}, "output that follows a JSON schema"),
-    "gguf": Extra({"gguf": "0.17"}, "reading GGUF files"),
+    "gguf": Extra({"gguf": "0.17"}, "reading and writing GGUF files"),
     "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
     "plot": Extra({"matplotlib": "3.8"}, "drawing plots"),
     "probe": Extra({"scikit-learn": "1.4"}, "fitting probes"),

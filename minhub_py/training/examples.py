@@ -45,6 +45,7 @@ COLUMNS = {
     "text": ("text",),
 }
 SEQUENCES = {"preference": 2}  # per example; default: 1
+KEEPING = ("chat", "completion", "text")  # objectives whose rows can have `keep`
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def prepare_examples(
             sequences = encoder.encode(objective, row)
             label = label_of(row, labels) if objective == "labels" else 0.0
             keep = is_kept(row)
-            if keep and objective not in ("chat", "completion", "text"):
+            if keep and objective not in KEEPING:
                 raise ValueError(f"keep is for messages, completions and texts: remove it for {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
@@ -264,8 +265,8 @@ def prepare_examples(
         save_file(tensors, folder / f"{name}.safetensors")
         counts[name] = len(numbers)
     metadata = {
-        "objective": objective, "labels": list(labels), **counts, "dropped": dropped, "truncated": encoder.truncated,
-        "texts": list(names), "start": start,
+        "objective": objective, "labels": list(labels), **counts, "kept": sum(kept), "dropped": dropped,
+        "truncated": encoder.truncated, "texts": list(names), "start": start,
     }  # fmt: skip
     write_atomically(folder / "tokens.json", json.dumps(metadata, indent=2) + "\n")
     return len(rows)

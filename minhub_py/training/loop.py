@@ -291,7 +291,8 @@ class Trainer:
 
     def estimate(self, number: int, seconds: float, tokens: int, last: bool) -> None:
         """Report the duration of the run once, from the duration of a batch of `tokens` held-out tokens."""
-        if self.has_estimate or not self.group.is_main or not is_representative(number, seconds, last):
+        left = self.settings.steps - self.progress.step
+        if self.has_estimate or not (left and self.group.is_main and is_representative(number, seconds, last)):
             return
         self.has_estimate = True
         if isinstance(self.corpus, Corpus):
@@ -299,8 +300,7 @@ class Trainer:
         else:
             held_out = self.corpus.held_out
             evaluated = sum(held_out.length(number) for batch in self.evaluation_batches for number in batch)
-        per_token, left = seconds / tokens / self.group.world_size, self.settings.steps - self.progress.step
-        every = self.settings.evaluate_every
+        per_token, every = seconds / tokens / self.group.world_size, self.settings.evaluate_every
         self.listener.estimated(*estimate(per_token, self.tokens_per_step, evaluated, left, every))
 
     def evaluate(self) -> None:

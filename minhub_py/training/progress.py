@@ -158,6 +158,11 @@ class ConsoleListener(Listener):
         """The location of the best model. unit: of its loss."""
         loss = f"{best['held_out_loss']:.4f} ({unit})"
         self.print_line(f"\nThe best model, of step {best['step']:,} with a loss of {loss}, is in {folder}{advice}")
+        if best["step"] == 0:
+            self.print_line(
+                "It is the model before training, as no later evaluation had a lower loss: use another "
+                f"{setting('learning_rate')}, more {setting('steps')}, or more data"
+            )
 
 
 def load_average() -> tuple[float, int]:

@@ -26,6 +26,7 @@ from minhub_py.training import adapter_run, example_run, memory
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.data import Text, split_at_words
 from minhub_py.training.errors import read_object
+from minhub_py.training.examples import KEEPING
 from minhub_py.training.settings import CONTEXT, Settings
 
 LORA_RATE = 5e-4  # of an adapter; 10 times the rate of full fine-tuning, as in trl's "LoRA without regret"
@@ -83,6 +84,23 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
     )
 
 
+def check_effect(settings: Settings, given: Collection[str], *, kept: bool = True) -> None:
+    """ValueError: a given setting has no effect on this run. settings: with the objective.    kept: rows are kept."""
+    requirements = {
+        "beta": (settings.objective == "preference", "preference pairs (prompt, chosen, rejected)"),
+        "keep_weight": (
+            kept and settings.objective in KEEPING and settings.start is not None,
+            "rows whose column keep is true",
+        ),
+        "epochs": (settings.start is not None, setting("start")),
+        "vocab_size": (settings.tokenizer == "bpe", setting("tokenizer", "bpe")),
+    }
+    for name in given:
+        met, requirement = requirements.get(name, (True, ""))
+        if not met:
+            raise ValueError(f"{setting(name)} has no effect without {requirement}: remove it")
+
+
 def with_example_defaults(
     folder: RunFolder, settings: Settings, start: Checkpoint | None, given: Collection[str]
 ) -> Settings:
@@ -93,6 +111,7 @@ def with_example_defaults(
     has_examples = "objective" in examples
     if not has_examples:  # a text: sequences of `context` tokens
         examples |= {"length": settings.context, "train": examples["train"] // (settings.context or CONTEXT)}
+    check_effect(settings, given, kept=bool(examples.get("kept")))
     most = tokens_in_memory(settings, start, memory.activation_memory(), sliced=has_examples)
     return example_run.with_defaults(settings, given, examples, most)
 

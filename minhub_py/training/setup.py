@@ -40,6 +40,7 @@ from minhub_py.training.preparation import Preparation, size_and_time
 from minhub_py.training.process_state import catch_signals, memory_advice, restore_torch_state
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.resolution import (
+    check_effect,
     check_model,
     open_start,
     resolve_settings,
@@ -75,6 +76,7 @@ def start_run(
             settings = dataclasses.replace(settings, revision=commit)
         start = start if group.is_main else open_start(settings)
         settings = resolve_settings(example_run.with_objective(settings, texts, start), start)
+        check_effect(settings, given)
         with new_folder(folder) if group.is_main else nullcontext():
             if group.is_main:
                 paths = [text if isinstance(text, Path) else copy_stream(text, folder, listener) for text in texts]

@@ -7,6 +7,7 @@ weights of published sizes, which take as long as trained ones. Exit status: 1 w
 fails.
 """
 
+import argparse
 import platform
 import subprocess
 import sys
@@ -32,7 +33,9 @@ PROMPT, LONG, NEW, ROUNDS = 16, 512, 64, 5
 
 
 def main() -> None:
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "gpu-report.txt")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", metavar="FILE", nargs="?", type=Path, default=Path("gpu-report.txt"))
+    path: Path = parser.parse_args().file
     works = torch.cuda.is_available() and any(
         probe.works for probe in devices().probes if probe.name.startswith("cuda")
     )

@@ -299,7 +299,7 @@ def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> Non
     for settings, message in (
         ({"temperature": -1}, "temperature"), ({"top_p": 2}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"heat": 1}, "unknown setting heat; the settings of a chat are max_new_tokens, temperature"),
-        ({"seed": "x"}, "seed"), ({"seed": [1]}, "seed must be a whole number or None"), ({"top": -1}, "top"),
+        ({"seed": "x"}, "seed"), ({"seed": [1]}, "seed must be a whole number, not"), ({"top": -1}, "top"),
         ({"stop": [""]}, "empty"), ({"stop": 7}, "stop"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

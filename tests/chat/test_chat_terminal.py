@@ -21,6 +21,7 @@ from fast_python import python
 from minhub_py import Chat, from_pretrained
 from minhub_py.chat.templates import TemplateRejectionError
 from minhub_py.chat.terminal import Commands, QuitError
+from minhub_py.chat.turns import ReplySettings
 from minhub_py.chat.wrap import WordWrap, width
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
@@ -52,12 +53,22 @@ def test_each_line_of_a_pipe_is_a_message(bot: Path) -> None:
     commands = Commands(chat, lambda deltas: None)
     for line, message in (
         ("/set heat 3", "unknown setting heat"), ("/set top_p", "the value is missing"), ("/set seed x", "seed"),
+        ("/set top 5", "unknown setting top"), ("/set logit_bias 42", "such as 42=-100"),
         ("/save", "file name is missing"), ("/load", "file name is missing"),
         ("/quit please", "/quit takes no argument: remove 'please'"),
         ("/UNDO 2", "/undo takes no argument"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             commands.execute(line)
+    chat.settings = ReplySettings(max_new_tokens=8)
+    for line, name, value in (
+        ("/set stop 7", "stop", ("7",)), ("/set stop -", "stop", ()), ("/set top_k 3", "top_k", 3),
+        ("/set logit_bias 42=-100 7=1.5", "logit_bias", {42: -100.0, 7: 1.5}),
+        ("/set logit_bias -", "logit_bias", None), ("/set stop auto", "stop", ()),
+        ("/set max_new_tokens auto", "max_new_tokens", 512), ("/set temperature auto", "temperature", 0.7),
+    ):  # fmt: skip
+        commands.execute(line)
+        assert getattr(chat.settings, name) == value, line
     commands.execute("/system Be brief.")
     with pytest.raises(TemplateRejectionError, match="does not support system messages"):
         commands.execute("Hi")

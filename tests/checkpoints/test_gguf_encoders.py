@@ -342,6 +342,22 @@ def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
         write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
 
 
+def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> None:
+    """Such as a reranker's: a mean would be an embedding that the repository does not define."""
+    model = modernbert(vocab_size=61, **MODERN)
+    model.embedding_settings = EmbeddingSettings()
+    save_pretrained(model, tmp_path / "hub")
+    modules = json.loads((tmp_path / "hub" / "modules.json").read_text())
+    (tmp_path / "hub" / "modules.json").write_text(json.dumps(modules[:1]))
+    again = from_pretrained(tmp_path / "hub", device="cpu")
+    assert again.embedding_settings == EmbeddingSettings(has_pooling=False)
+    save_pretrained(again, tmp_path / "again")
+    assert len(json.loads((tmp_path / "again" / "modules.json").read_text())) == 1
+    for folder in ("hub", "again"):
+        write_gguf(Checkpoint(tmp_path / folder), tmp_path / f"{folder}.gguf", "F32")
+        assert "modern-bert.pooling_type" not in read_header(tmp_path / f"{folder}.gguf").metadata
+
+
 def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:
     save_pretrained(
         modernbert(vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}), tmp_path / "hub"

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from commands import done, failed
+from commands import done, failed, minhub
 
 GPT2 = "minhub/shakespeare-gpt2"
 QUICK = ("bench", "--quick", "--repeats", "1", "--threads", "1", "--model")
@@ -45,3 +45,11 @@ def test_errors_precede_measurements(tmp_path: Path) -> None:
         error = failed("bench", *arguments, status=status)
         assert message in error
         assert "Measuring" not in error
+
+
+def test_a_pipe_shows_each_case_when_it_is_measured() -> None:
+    arguments = (*QUICK, GPT2, "--weights", "int8", "--only", "decode", "--only", "prefill")
+    output = minhub(*arguments).output  # both streams, in their order
+    assert [line.split()[0] for line in output.splitlines() if line.startswith(("Preparing", "Measuring", "int8"))] == [
+        "Preparing", "Measuring", "int8", "Measuring", "int8",
+    ]  # fmt: skip

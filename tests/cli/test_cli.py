@@ -24,7 +24,7 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.cli.group import Command
 from minhub_py.cli.main import main
-from minhub_py.cli.output import bar_console, checklist_entry
+from minhub_py.cli.output import bar_console, checklist_entry, progress_lines
 
 GPT2 = "minhub/shakespeare-gpt2"
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
@@ -244,7 +244,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, folder: Path) -> None:
     try:
         (disk / "config.json").write_text("old")
         message = failed("convert", str(folder), str(disk), "--overwrite")
-        assert f"{disk} cannot be written (No space left on device): make room, or name another folder" in message
+        assert f"{disk} cannot be written (No space left on device): free disk space, or name another folder" in message
         assert [path.name for path in disk.iterdir()] == ["config.json"]
         assert (disk / "config.json").read_text() == "old"
     finally:
@@ -473,6 +473,15 @@ def test_a_check_without_a_text_keeps_its_line(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     checklist_entry("NO", "R", "", "install R")
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["NO  R", "    -> install R"]
+
+
+def test_a_pipe_has_progress_lines_instead_of_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    frequent, rare = progress_lines("Scoring", "tokens", 0.0), progress_lines("Scoring", "tokens", math.inf)
+    size = progress_lines("Checking", "bytes", 0.0)
+    for update in (frequent, rare):
+        update(1200, 5000)
+    size(2_500_000, None)
+    assert capsys.readouterr().err == "Scoring: 1,200 of 5,000 tokens\nChecking: 2.5 MB\n"
 
 
 def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
 from minhub_py.models.cache import Past
 from minhub_py.models.t5 import T5Encoder
+from minhub_py.serve.loading import task_at
 
 SMALL = {
     "vocab_size": 61,
@@ -93,6 +94,7 @@ def test_encoder_without_a_decoder(settings: dict[str, Any], tmp_path: Path) -> 
     again = from_pretrained(file, device="cpu")
     assert isinstance(again, T5Encoder)
     assert torch.equal(again(ids), model(ids))
+    assert task_at(file) == "embedding"
 
 
 def test_unigram_tokenizer_is_that_of_the_folder(tmp_path: Path) -> None:

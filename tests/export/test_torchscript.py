@@ -4,6 +4,7 @@ Large random weights reveal a wrong mask or scale. R torch 0.17 uses LibTorch 2.
 files may only contain operators that were tested with it.
 """
 
+import errno
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from minhub_py import from_pretrained, gpt2, gptneo, lstm, save_pretrained
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
+from minhub_py.checkpoints.writing import unwritable
 from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
 
@@ -316,9 +318,11 @@ def test_a_file_is_replaced_only_by_a_complete_file(tmp_path: Path, monkeypatch:
 
 def test_unwritable_paths_raise_os_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
-    with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): make room, or name another file"):
+    with pytest.raises(OSError, match=r"file/model\.pt cannot be written \(.*\): name another file"):
         save_torchscript(make("lstm"), tmp_path / "file" / "model.pt")
     assert (tmp_path / "file").read_text() == "content"
+    error = unwritable(tmp_path, PermissionError(errno.EACCES, "Permission denied"), "folder")
+    assert str(error).endswith("cannot be written (Permission denied): check its permissions, or name another folder")
 
 
 @pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
@@ -350,7 +354,7 @@ def test_a_full_disk_keeps_the_existing_file(tmp_path: Path) -> None:
         pytest.skip("only root may mount a small file system")
     try:
         (disk / "model.pt").write_text("old")
-        with pytest.raises(OSError, match=r"model\.pt cannot be written \(No space left on device\): make room"):
+        with pytest.raises(OSError, match=r"model\.pt cannot be written \(No space left on device\): free disk"):
             save_torchscript(make("gpt2"), disk / "model.pt")
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("model.pt", "old")]
     finally:

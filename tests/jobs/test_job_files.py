@@ -206,7 +206,10 @@ def test_usage_errors_name_the_option(tmp_path: Path, model: str) -> None:
     out.write_text("mine")
     assert "out.csv already exists" in fail("score", model, file, "--out", out, status=2)
     assert "is one of the input files" in fail("score", model, file, "--out", file, "--overwrite", status=2)
-    assert "unsupported file type" in fail("score", model, file, "--out", tmp_path / "out.xlsx", status=2)
+    for command, end in (("score", ".txt."), ("embed", ".txt, .npy.")):
+        message = fail(command, model, file, "--out", tmp_path / "out.xlsx", status=2)
+        assert "unsupported file type" in message
+        assert message.rstrip().endswith(end)
     assert "create the folder" in fail("score", model, file, "--out", tmp_path / "no" / "out.csv")
     assert "no file matches" in fail("score", model, tmp_path / "*.tsv", "--out", tmp_path / "new.csv")
     assert "file not found" in fail("score", model, tmp_path / "gone.csv", "--out", tmp_path / "new.csv")

@@ -18,7 +18,7 @@ from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
 from minhub_py.inspection import inspect, verify
 from minhub_py.models.t5 import T5Encoder
-from minhub_py.serve.loading import task_of
+from minhub_py.serve.loading import task_at
 
 LABELS = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
 # Texts are longer than the largest distance with a bucket of its own.
@@ -146,7 +146,7 @@ def test_calls_use_the_encoder(pair: Pair, tmp_path: Path) -> None:
     body = getattr(reference, "transformer", reference)
     mean = torch.cat([body(ids).last_hidden_state.mean(dim=1) for ids in idx])
     assert_close(embed(model, tokenizer, texts), mean)
-    assert task_of(folder) == "embedding"
+    assert task_at(folder) == "embedding"
     with pytest.raises(ValueError, match="T5 is a text encoder, which does not predict the next token: use embed"):
         generate(model, [[11, 12]], 3)
     if model.head is not None:

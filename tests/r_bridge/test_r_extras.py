@@ -76,7 +76,7 @@ def test_missing_extras_are_reported_before_work_starts(library: Path, bare_pyth
     )
     assert json_.startswith("output that follows a JSON schema requires the Python package llguidance: install with ")
     assert again == json_
-    assert gguf.startswith("reading GGUF files requires the Python package gguf: install with ")
+    assert gguf.startswith("reading and writing GGUF files requires the Python package gguf: install with ")
     for line, name in zip((serve, json_, gguf), ("serve", "json", "gguf"), strict=True):
         assert pip in line
         assert line.endswith(f"'minhub_py[{name}]'")

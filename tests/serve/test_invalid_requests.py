@@ -174,7 +174,7 @@ WORDS = "word " * 15_000
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/tokenize", {"content": WORDS}, "content has 75,000 characters, but 256 tokens have at most"),
+        ("/tokenize", {"content": WORDS}, "content has 75,000 characters, but the context of 256 tokens holds"),
         ("/v1/completions", {"prompt": WORDS}, "prompt has 75,000 characters"),
         ("/v1/completions", {"prompt": [1] * 257}, "the prompt has 257 tokens, but the context has 256 tokens"),
         ("/v1/completions", {"prompt": ["x"] * 23}, "23 prompts with n=1 are too many: at most 22 in total"),

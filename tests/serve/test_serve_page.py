@@ -354,6 +354,35 @@ def test_an_error_is_shown_and_the_message_can_be_edited(page) -> None:
     assert page.locator("#error").count() == 0
 
 
+def test_a_conversation_beyond_the_context_is_explained(page) -> None:
+    say(page, "A long message " * 400)
+    page.wait_for_selector("#error")
+    alert = page.get_by_role("alert")
+    assert "longer than the model's context" in alert.inner_text()
+    assert alert.get_by_role("button").count() == 0  # another try would fail, too
+    page.get_by_role("button", name="Edit this message").click()
+    page.get_by_label("Edit the message").fill("Short")
+    page.keyboard.press("Enter")
+    assert messages(page)[0] == "Short"
+    assert page.locator("#error").count() == 0
+
+
+def test_an_invalid_setting_is_explained_and_does_not_apply(page) -> None:
+    page.locator("#more").click()
+    page.locator("#temperature").fill("0.5")
+    page.locator("#temperature").fill("9")
+    assert re.search("Temperature: .* 2.* The last valid value applies", page.get_by_role("alert").inner_text())
+    show(page, "invalid")
+    with page.expect_request("**/chat/completions") as waiting:
+        say(page, "Hello")
+    assert waiting.value.post_data_json["temperature"] == 0.5
+    messages(page)
+    page.locator("#reset").click()
+    assert page.get_by_role("alert").count() == 0
+    page.locator("#schema").fill("{bad")
+    assert "JSON schema of the replies: This is not JSON" in page.get_by_role("alert").inner_text()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_small_screens(browser, page_address: str, scheme: str) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme=scheme)

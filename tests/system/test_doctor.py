@@ -98,7 +98,7 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     findings = json.loads(result.stdout)
     for extra, packages, purpose in (
         ("serve", "starlette, uvicorn, llguidance", "serving"), ("json", "llguidance", "output that follows"),
-        ("gguf", "gguf", "reading GGUF files"), ("plot", "matplotlib", "drawing plots"),
+        ("gguf", "gguf", "reading and writing GGUF files"), ("plot", "matplotlib", "drawing plots"),
     ):  # fmt: skip
         state, fits, advice = findings[f"extra {extra}"]
         assert state.startswith(f"missing: {packages} (only needed for {purpose}")

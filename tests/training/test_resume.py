@@ -244,6 +244,14 @@ class Cancels(Notes):
         return len(self.batches) == self.most
 
 
+def test_a_run_without_remaining_steps_has_no_estimate(tmp_path: Path, text: Path) -> None:
+    """A resumed run has its first evaluation after some steps, here after the last one."""
+    train(text, tmp_path / "run", **TINY | {"steps": 2, "evaluate_every": 2})
+    recorded = Cancels()
+    assert resume(tmp_path / "run", steps=3, listener=recorded).losses[-1]["step"] == 3
+    assert recorded.estimates == []
+
+
 @pytest.mark.parametrize("family", ["gpt2", "lstm"])
 def test_a_run_cancelled_before_any_batch_resumes_identically(tmp_path: Path, text: Path, family: str) -> None:
     """An LSTM that carries its state finishes the step first."""

@@ -91,6 +91,12 @@ def test_the_estimate_of_a_long_run_lists_settings(
     ]
 
 
+def test_a_run_that_does_not_improve_says_so(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(text, tmp_path / "run", **TINY | {"learning_rate": 100.0, "steps": 2, "evaluate_every": 2})
+    assert run.best["step"] == 0
+    assert "It is the model before training, as no later evaluation had a lower loss" in capsys.readouterr().err
+
+
 def test_a_slow_batch_is_shown_on_a_terminal(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal shows the pending batch before its computation, and removes it afterwards."""
     terminal = Terminal()
@@ -127,7 +133,8 @@ def test_the_progress_bar_is_removed_when_a_run_ends_or_stops(
     assert "\rReading the text: 100 %" in written
     assert "\r━━━━━━━━━━           6 of 12  loss " in written
     bars = [part for part in written.split("\r") if " of 12  loss" in part]
-    assert max(len(part.rstrip()) for part in bars) == 57  # the terminal has 60 columns
+    # The terminal has 60 columns. A slow machine's numbers can be shorter, or leave a blank at the end.
+    assert 50 < max(len(part.rstrip()) for part in bars) <= 57
     assert max(map(len, bars)) < 60
     assert [line for line in lines if " of 12  loss" in line or "100 %" in line] == []
     assert len(lines) == 4 + 4 + 3 + 1  # model and data, the table, the best model, and the end of the last line

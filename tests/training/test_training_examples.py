@@ -478,6 +478,8 @@ def test_wrong_examples_are_reported_with_their_row(tmp_path: Path) -> None:
         ([good], {}, "has 1 examples"),
         ([good] * 3, {"start": None}, "needs start"),
         ([{"messages": [{"role": "user", "content": "x"}]}] * 3, {}, "row 1: the conversation has no assistant"),
+        ([good | {"keep": False}] * 3, {"keep_weight": 2.0, "lora": 2}, "keep_weight has no effect without rows whose"),
+        ([good] * 3, {"beta": 0.2, "lora": 2}, "beta has no effect without preference pairs"),
     ]
     for index, (rows, changes, message) in enumerate(cases):
         path = write(tmp_path / f"{index}.jsonl", rows)

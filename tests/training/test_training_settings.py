@@ -94,6 +94,10 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"width": 16, "heads": 3}, "16.*multiple of.*3"),
     ({"device": "abacus"}, "device 'abacus' is unknown"),
     ({"sample": ""}, "sample"),
+    ({"epochs": 2}, "epochs has no effect without start: remove it"),
+    ({"vocab_size": 400}, "vocab_size has no effect without tokenizer='bpe': remove it"),
+    ({"beta": 0.2}, "beta has no effect without preference pairs"),
+    ({"keep_weight": 2.0}, "keep_weight has no effect without rows whose column keep is true"),
     ({"tokenizer": "minhub/nothing"}, "no built-in minhub/nothing"),
     ({"start": "minhub/nothing"}, "no built-in minhub/nothing"),
 ]  # fmt: skip

@@ -98,7 +98,7 @@ function render() {
     }
     if (error) {
       const alert = element("p", { id: "error", role: "alert", textContent: error + " " });
-      if (chat.nodes[chat.leaf]?.role === "user") alert.append(button("Try again", "", () => reply(chat.leaf)));
+      if (chat.nodes[chat.leaf]?.role === "user" && error !== TOO_LONG) alert.append(button("Try again", "", () => reply(chat.leaf)));
       log.append(alert);
     }
     log.classList.toggle("shade", settings.shade);
@@ -150,9 +150,11 @@ function drawer(shown) { $("chats").hidden = !shown; $("list").setAttribute("ari
 // Requests
 
 const headers = () => ({ "Content-Type": "application/json", ...($("key").value ? { Authorization: `Bearer ${$("key").value}` } : {}) });
+const TOO_LONG = "The conversation is longer than the model's context. Edit a message to shorten it, or begin a new conversation.";
 async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) { panel(true); $("key").focus() }
+  if (body.error?.code === "context_length_exceeded") return new Error(TOO_LONG);
   return new Error(body.error?.message || `The server responded with status ${response.status}.`);
 }
 async function listModels() {
@@ -351,10 +353,13 @@ const FIELDS = [...NUMBERS, "system", "schema", "theme", "shade", "markdown", "m
 function panel(shown) { $("settings").hidden = !shown; $("more").setAttribute("aria-expanded", shown) }
 function apply() {
   document.documentElement.dataset.theme = settings.theme;
+  $("schema").setCustomValidity("");
   for (const name of FIELDS) $(name)[$(name).type === "checkbox" ? "checked" : "value"] = settings[name];
+  showInvalid();
 }
 for (const name of FIELDS) $(name).oninput = () => {
   if (name === "schema") checkSchema();
+  showInvalid();
   if (!$(name).checkValidity()) return;
   settings[name] = $(name)[$(name).type === "checkbox" ? "checked" : "value"];
   writeSettings(settings);
@@ -362,10 +367,15 @@ for (const name of FIELDS) $(name).oninput = () => {
   if (name === "model") showModel();
   if (["shade", "markdown", "model"].includes(name)) render();
 };
+// The reason why a field's value does not apply.
+function showInvalid() {
+  const field = FIELDS.map($).find(each => !each.validity.valid);
+  $("invalid").textContent = field ? `${field.labels[0].firstChild.textContent.trim()}: ${field.validationMessage} The last valid value applies.` : "";
+}
 function checkSchema() {
   let problem = "";
   try { if ($("schema").value && typeof JSON.parse($("schema").value) !== "object") problem = "A schema is a JSON object." }
-  catch (error) { problem = `This is not JSON: ${error.message}` }
+  catch (error) { problem = `This is not JSON: ${error.message}.` }
   $("schema").setCustomValidity(problem);
   $("schema").title = problem;
 }
