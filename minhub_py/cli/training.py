@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TRAINABLE = [name for name, entry in ENTRIES.items() if entry.architecture.trainable]
 USES = {"labels": ("classify", "TEXT"), "masked": ("embed", "FILE")}  # commands for objectives without generation
-POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
+POSITIVE = click.IntRange(min=1)
 
 
 @click.command(cls=Command)
@@ -47,7 +47,8 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--context", type=POSITIVE,
                  help="Tokens per sequence; a transformer's context length.  [default: 128; --from: the model's, "
                       "up to 1024]"),
-    click.option("--dropout", type=FRACTION, help="Dropout probability.  [default: 0.1, or --from's setting]"),
+    click.option("--dropout", type=click.FloatRange(0, 0.99),
+                 help="Dropout probability.  [default: 0.1, or --from's setting]"),
     click.option("--set", "config", multiple=True, metavar="NAME=VALUE",
                  help="Another setting of config.json, such as window_size=64; may be repeated."),
     click.option("--lora", multiple=True, metavar="RANK",
@@ -76,7 +77,7 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
                       "5e-5 for labels and masked; --lora: 5e-4, or 1e-5 for preference]"),
     click.option("--warm-up", type=click.IntRange(min=0),
                  help="Warm-up steps to the peak.  [default: 100; --from: at most steps/10]"),
-    click.option("--floor", type=FRACTION,
+    click.option("--floor", type=click.FloatRange(0, 1),
                  help="Final learning rate of the cosine schedule, as a fraction of the peak.  [default: 0.1]"),
     click.option("--weight-decay", type=float,
                  help="Weight decay of matrices.  [default: 0.1; --from: 0.01; --lora: 0]"),
@@ -84,7 +85,7 @@ POSITIVE, FRACTION = click.IntRange(min=1), click.FloatRange(0, 1)
     click.option("--clip", type=float, help="Maximum gradient norm; 0 disables clipping.  [default: 1]"),
     click.option("--carry/--no-carry", default=None,
                  help="LSTM: pass the state from each sequence to the next one of the text.  [default: carry]"),
-    click.option("--held-out", type=FRACTION,
+    click.option("--held-out", type=click.FloatRange(0, 0.9, min_open=True),
                  help="Fraction for evaluation only: the end of TEXT, or examples drawn by --seed.  [default: 0.1]"),
     click.option("--evaluate-every", type=POSITIVE, metavar="STEPS",
                  help="* Steps between evaluations.  [default: 250; --from: at most steps/4]"),
