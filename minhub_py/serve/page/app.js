@@ -232,9 +232,9 @@ async function pull(name) {
       if (done && last.status !== "success") throw new TypeError("cut");
       if (done) break;
     }
-    show(`${name} is ready.`);
     settings.model = name;
     await listModels();
+    show(`${name} is ready.`);
   } catch (problem) { show(problem instanceof TypeError ? "The connection to the server was lost. Download again to continue." : problem.message) }
   $("download").disabled = false;
 }
