@@ -35,8 +35,11 @@ def main() -> None:
     for name in ("SIGTERM", "SIGHUP"):  # the end of a session or a terminal
         if number := getattr(signal, name, None):
             signal.signal(number, lambda *_: shut_down(folder))
+    secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
+    listener = listen(folder, secret, proof)
+    # Not earlier: it removes the folder, in which listen() creates a file.
     threading.Thread(target=watch, args=(parent, folder), daemon=True).start()
-    peer = accept_r(folder)
+    peer = accept_r(listener, secret, proof, folder)
     requests: Requests = queue.SimpleQueue()
     threading.Thread(target=receive, args=(peer, requests, folder), daemon=True).start()
     service = Service()
@@ -80,9 +83,8 @@ def has_exited(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-def accept_r(folder: Path) -> socket.socket:
-    """Listen until R connects and sends the secret from the folder."""
-    secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
+def listen(folder: Path, secret: bytes, proof: bytes) -> socket.socket:
+    """A socket for R, whose address and secrets are in the folder."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = {"port": listener.getsockname()[1], "secret": secret, "proof": proof, "pid": os.getpid()}
     draft = folder / "address.draft"
@@ -92,6 +94,11 @@ def accept_r(folder: Path) -> socket.socket:
         draft.rename(folder / "address")
     except FileNotFoundError:  # R has removed the folder
         shut_down(folder)
+    return listener
+
+
+def accept_r(listener: socket.socket, secret: bytes, proof: bytes, folder: Path) -> socket.socket:
+    """Wait until R connects and sends the secret from the folder."""
     authenticated: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     threading.Thread(target=authenticate_peers, args=(listener, secret, authenticated), daemon=True).start()
     deadline = time.monotonic() + CONNECT_TIMEOUT
