@@ -254,7 +254,7 @@ def test_failures_are_reported(tmp_path: Path, text: Path) -> None:
     cases: list[tuple[list[object], str]] = [
         (["train", missing, "--out", tmp_path / "new", *OPTIONS], "does not exist: check its name"),
         (["train", text, "--out", run], f"contains a run already: resume it with minhub train --resume {run}, or"),
-        (["train", text, "--out", tmp_path / "new", "--dropout", "1"], "--dropout must be between 0 and 0.99"),
+        (["train", text, "--out", tmp_path / "new", "--beta2", "2"], "--beta2 must be between 0 and 0.99999"),
         (
             ["train", text, "--out", tmp_path / "new", "--set", "speed=3"],
             "--set: unknown setting speed; the settings of gpt2 are",
