@@ -1,7 +1,7 @@
 """Engines for loaded models, and the models in the local cache that a server can load."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,15 @@ def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
 def task_at(path: Path) -> Task | None:
     """The task of a folder or a GGUF file, from its settings. None: the model is not supported."""
     try:
-        architecture, config = describe(checkpoint_at(path))
+        return task_of_version(path, path.stat().st_mtime_ns)
     except (OSError, ValueError):  # `minhub inspect` reports the reason
         return None
+
+
+@lru_cache(maxsize=1024)  # each request lists the models, and reading the vocabulary of a GGUF file takes 0.2 s
+def task_of_version(path: Path, changed: int) -> Task:
+    """The same for a file or folder that was changed at this time, in nanoseconds."""
+    architecture, config = describe(checkpoint_at(path))
     return task_of(architecture.model_class(config), config)
 
 
