@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,15 @@ def safetensors_header(data: bytes, folder: Path) -> None:
     loads_a_file(WEIGHTS, use_model)(len(data).to_bytes(8, "little") + data + tensors, folder)
 
 
+def pickled(data: bytes, folder: Path) -> None:
+    """The bytes are the weights of a model whose file is a pickle of PyTorch."""
+    shutil.copy(save("gpt2", folder / "whole") / "config.json", folder)
+    path = folder / "pytorch_model.bin"
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    allowed(lambda: use_model(folder))
+
+
 def gguf(data: bytes, folder: Path) -> None:
     path = folder / "model.gguf"
     path.unlink(missing_ok=True)
@@ -147,6 +157,7 @@ def invalid_constant(name: str) -> None:
 TARGETS: dict[str, Target] = {
     "safetensors": loads_a_file(WEIGHTS, use_model),
     "safetensors_header": safetensors_header,
+    "pickled": pickled,
     "gguf": gguf,
     "config": loads_a_file("config.json", use_model),
     "tokenizer": loads_a_file("tokenizer.json", use_tokenizer),
@@ -173,6 +184,12 @@ def seeds(name: str, folder: Path) -> list[bytes]:
     file = (folder / WEIGHTS).read_bytes()
     if name == "safetensors_header":
         return [file[8 : 8 + int.from_bytes(file[:8], "little")]]
+    if name == "pickled":
+        state = minhub_py.from_pretrained(folder).state_dict()
+        archive, stream = BytesIO(), BytesIO()
+        torch.save(state, archive)
+        torch.save(state, stream, _use_new_zipfile_serialization=False)
+        return [archive.getvalue(), stream.getvalue()]
     if name == "tokenizer":
         byte_level = minhub_py.checkpoints.tokenizers.tokenizer.train_byte_level_bpe(["ab ab a b\n\u00e9"] * 3, 262)
         return [(MODEL / "tokenizer.json").read_bytes(), byte_level.to_str().encode()]
