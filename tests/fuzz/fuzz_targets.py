@@ -13,8 +13,10 @@ from typing import Any
 import httpx2
 import torch
 from corruption import WEIGHTS, save, split_file
+from safetensors.torch import load
 
 import minhub_py
+from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.local import BUILTIN
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from r_bridge import convert, protocol
@@ -109,6 +111,14 @@ def gguf(data: bytes, folder: Path) -> None:
     allowed(lambda: minhub_py.tokenizer_from_pretrained(str(path)))
 
 
+def template(data: bytes, folder: Path) -> None:
+    """A chat template, which is rendered in the sandbox."""
+    shutil.copy(MODEL / "tokenizer.json", folder)
+    (folder / "chat_template.jinja").write_bytes(data)
+    tokenizer = minhub_py.tokenizer_from_pretrained(str(folder))
+    allowed(lambda: chat_template_of(folder, tokenizer).render([{"role": "user", "content": "Hi"}]))
+
+
 def frame(data: bytes, folder: Path) -> None:
     """A frame of R's socket; its payload is in R's serialization format."""
     here, there = socket.socketpair()
@@ -161,6 +171,7 @@ TARGETS: dict[str, Target] = {
     "gguf": gguf,
     "config": loads_a_file("config.json", use_model),
     "tokenizer": loads_a_file("tokenizer.json", use_tokenizer),
+    "template": template,
     "body": body,
     "frame": frame,
 }
@@ -175,6 +186,13 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         return [protocol.pack(protocol.CALL, 1, convert.dumps(value)) for value in values] + [
             convert.dumps(value) for value in values
         ]
+    if name == "template":
+        return [
+            b"{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}",
+            b"{% set x = namespace(n=0) %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}"
+            b"{{ f(3) ~ messages[0]['content'][:2] }}"
+            b"{% if add_generation_prompt and x.n is number %}{{ raise_exception('no') }}{% endif %}",
+        ]
     if name == "gguf":
         from gguf_cases import reference
         from gguf_files import write
@@ -185,7 +203,7 @@ def seeds(name: str, folder: Path) -> list[bytes]:
     if name == "safetensors_header":
         return [file[8 : 8 + int.from_bytes(file[:8], "little")]]
     if name == "pickled":
-        state = minhub_py.from_pretrained(folder).state_dict()
+        state = load(file)
         archive, stream = BytesIO(), BytesIO()
         torch.save(state, archive)
         torch.save(state, stream, _use_new_zipfile_serialization=False)
