@@ -37,7 +37,7 @@ def main() -> None:
             signal.signal(number, lambda *_: shut_down(folder))
     secret, proof = secrets.token_bytes(protocol.SECRET_BYTES), secrets.token_bytes(protocol.SECRET_BYTES)
     listener = listen(folder, secret, proof)
-    # Not earlier: it removes the folder, in which listen() creates a file.
+    # Not earlier: it could remove the folder while listen() creates a file there.
     threading.Thread(target=watch, args=(parent, folder), daemon=True).start()
     peer = accept_r(listener, secret, proof, folder)
     requests: Requests = queue.SimpleQueue()

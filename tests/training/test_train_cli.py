@@ -235,7 +235,7 @@ def test_usage_errors_name_the_option(tmp_path: Path, text: Path) -> None:
         ([text, "--out", text], "file"),
         ([text, "--out", run, "--family", "albert"], "albert"),
         ([text, "--out", run, "--steps", "0"], "steps"),
-        ([text, "--out", run, "--dropout", "2"], "dropout"),
+        ([text, "--out", run, "--dropout", "1"], "dropout"), ([text, "--out", run, "--held-out", "0"], "held-out"),
         ([text, "--out", run, "--speed", "2"], "--speed"),
         ([text, "--out", run, "--set", "window_size"], "--set window_size: use NAME=VALUE"),
         ([text, "--out", run, "--set", "=3"], "use NAME=VALUE"),

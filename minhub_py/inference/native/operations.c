@@ -116,7 +116,8 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
 
-/* The kernel for blocks of 256. */
+/* The kernel for blocks of 256. tokens: of the call, also for experts, because the buffer of codes has space for a few
+ * k_bytes, which are larger than k_input. */
 static linear_kernel *select_k(const matrix *w, int64_t tokens) {
     return kernels.linear_k_bytes && tokens == 1 && w->dtype != IQ4_XS ? kernels.linear_k_bytes : kernels.linear_k;
 }
@@ -559,8 +560,7 @@ static void experts(const operation *op, const call *c, const choices *selected,
     /* No chunk is larger than the space for its sums. */
     const int64_t most = op->experts.matrices == 2 ? 96 : MAX_OUTPUTS, parts = (w->rows + most - 1) / most;
     expert_task t = {.op = op, .c = c, .choices = selected, .in = in, .out = out, .parts = parts, .unzips = unzips};
-    const int64_t spare = selected->count - selected->experts; /* 0: one token for each expert */
-    t.kernel = w->dtype >= Q2_K ? select_k(w, 1 + spare) : w->dtype == INT8 ? kernels.linear_int8
+    t.kernel = w->dtype >= Q2_K ? select_k(w, c->tokens) : w->dtype == INT8 ? kernels.linear_int8
              : w->dtype == NF4 ? kernels.linear_nf4 : kernels.linear;
     if (t.kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));
