@@ -13,31 +13,59 @@ import weights_map
 from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import Adapter, write_adapter
 from minhub_py.adapters.heads import SEQUENCE_TASK, labels_of
-from minhub_py.adapters.targets import Target, contains, conversions_of, linear_targets, matches, select
+from minhub_py.adapters.targets import Target, brief, contains, conversions_of, linear_targets, matches, select
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.lora import LoRALinear, is_adapted, new_factors
+from minhub_py.models.lora import Invocation, LoRALinear, activated, is_adapted, new_factors
 from minhub_py.models.skeleton import skeleton
+from minhub_py.models.steps import Experts
 from minhub_py.registry import architecture_of
 
 
 def attach(base: LanguageModel, adapter: Adapter) -> LanguageModel:
     """A view of `base` with an adapter. The base is not changed.
 
-    ValueError: the base has an adapter already.
+    ValueError: the base has an adapter already, or does not support an activated adapter.
     """
     if is_adapted(base):
         raise ValueError("the model has an adapter already: attach further adapters to its base, model.adapter(None)")
     model = copy_structure(base)
     place_saved(model, base, adapter.saved)
     targets = linear_targets(base)
+    if adapter.config.alora_invocation_tokens is not None:
+        model.invocation = Invocation(invocation_tokens(base, adapter, targets))
+        decoder: Any = type(base)
+        model.__class__ = activated(decoder)
     device = next(iter(base.buffers()), next(iter(base.parameters()), torch.empty(0))).device
     for module, factors in adapter.factors.items():
         factors.to(device)
         for name, rows in targets[module].layers:
-            replace_module(model, name, LoRALinear(base.get_submodule(name), factors, rows).to(device))
+            layer = LoRALinear(base.get_submodule(name), factors, rows, model.invocation)
+            replace_module(model, name, layer.to(device))
     model._base, model.attached, model.adapters = (base,), adapter, {}
     return model.train(base.training)
+
+
+def invocation_tokens(base: LanguageModel, adapter: Adapter, targets: Mapping[str, Target]) -> tuple[int, ...]:
+    """The token IDs that activate an adapter. ValueError: the model does not support them."""
+    tokens = adapter.config.alora_invocation_tokens
+    assert tokens is not None
+    if base.encoder_only or base.encoder_decoder:
+        raise ValueError(f"{base.config.TITLE}: an activated adapter (alora_invocation_tokens) needs a decoder with a "
+                         "language model head")  # fmt: skip
+    if max(tokens) >= base.config.vocab_size:
+        raise ValueError(f"alora_invocation_tokens contains {max(tokens)}: token IDs must be below "
+                         f"{base.config.vocab_size}, so the adapter belongs to another model")  # fmt: skip
+    # Modules that do not compute each token of a call: the head computes some of them, and a router's weight is merged.
+    routers = [step.router for step in base.steps() if isinstance(step, Experts)]
+    excluded = [
+        module for module in adapter.factors
+        if targets[module].is_head or any(base.get_submodule(name) in routers for name, _ in targets[module].layers)
+    ]  # fmt: skip
+    if excluded:
+        raise ValueError(f"an activated adapter cannot change the head or the routers of the model, {brief(excluded)}: "
+                         "remove them from target_modules")  # fmt: skip
+    return tokens
 
 
 def copy_structure(module: Any, copies: dict[nn.Module, nn.Module] | None = None) -> Any:

@@ -39,6 +39,7 @@ class AdapterConfig:
 
     target_modules: names or endings of names; a text is a regular expression for the full name, or "all-linear".
     None: PEFT's choice for the architecture.
+    alora_invocation_tokens: token IDs that activate the adapter (models/lora.py); None: it is always active.
     """
 
     r: int = 8
@@ -54,6 +55,7 @@ class AdapterConfig:
     layers_pattern: tuple[str, ...] = ()
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    alora_invocation_tokens: tuple[int, ...] | None = None
     task_type: str | None = None
     base_model_name_or_path: str | None = None
     revision: str | None = None
@@ -69,6 +71,21 @@ class AdapterConfig:
             raise ValueError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}")
         if self.bias not in ("none", "all", "lora_only"):
             raise ValueError(f"bias must be none, all or lora_only, not {self.bias!r}")
+        if self.alora_invocation_tokens is not None:
+            self._check_activated()
+
+    def _check_activated(self) -> None:
+        """ValueError: a setting that an activated adapter does not support."""
+        tokens = self.alora_invocation_tokens
+        if not isinstance(tokens, tuple) or not tokens or not all(type(id) is int and id >= 0 for id in tokens):
+            raise ValueError(f"alora_invocation_tokens must be a list of token IDs, at least one, not {tokens!r}")
+        always = [name for name in ("use_dora", "modules_to_save") if getattr(self, name)]
+        always += ["bias"] * (self.bias != "none")
+        if always:
+            raise ValueError(f"{', '.join(always)} cannot be combined with alora_invocation_tokens, which activates "
+                             "factors of LoRA only")  # fmt: skip
+        if self.task_type not in (None, "CAUSAL_LM"):
+            raise ValueError(f"alora_invocation_tokens is for language models, not for task_type {self.task_type}")
 
     def rank(self, module: str) -> int:
         """The rank of a module, by its Hub name."""
@@ -81,11 +98,13 @@ class AdapterConfig:
 
     def to_json(self, transposed: bool) -> dict[str, Any]:
         """The content of adapter_config.json.    transposed: the base stores its weights (in, out), as GPT-2."""
-        targets = self.target_modules
+        targets, activated = self.target_modules, self.alora_invocation_tokens is not None
         return {
             "peft_type": "LORA", "auto_mapping": None, "inference_mode": True, "fan_in_fan_out": transposed,
             "base_model_name_or_path": self.base_model_name_or_path, "revision": self.revision,
-            "task_type": self.task_type, "r": self.r, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout,
+            # PEFT looks for the invocation with this task type only.
+            "task_type": "CAUSAL_LM" if activated else self.task_type,
+            "r": self.r, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout,
             "target_modules": list(targets) if isinstance(targets, tuple) else targets,
             "exclude_modules": list(self.exclude_modules) if isinstance(self.exclude_modules, tuple)
             else self.exclude_modules,
@@ -94,6 +113,8 @@ class AdapterConfig:
             "layers_to_transform": None if self.layers_to_transform is None else list(self.layers_to_transform),
             "layers_pattern": list(self.layers_pattern) or None,
             "rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern),
+            "alora_invocation_tokens": None if self.alora_invocation_tokens is None
+            else list(self.alora_invocation_tokens),
         }  # fmt: skip
 
 
@@ -133,6 +154,8 @@ def tuple_of(name: str, value: Any) -> Any:
         return (value,)
     if name == "layers_pattern" and isinstance(value, str):
         return (value,)
+    if name == "alora_invocation_tokens":
+        return tuple(value) if isinstance(value, list) else value
     if name in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform"):
         kind = int if name == "layers_to_transform" else str
         if not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):

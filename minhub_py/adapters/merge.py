@@ -12,14 +12,14 @@ from minhub_py.adapters.heads import SEQUENCE_TASK
 from minhub_py.adapters.targets import linear_targets
 from minhub_py.inference.quantize import kind_of
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.lora import LoRALinear
+from minhub_py.models.lora import NOT_MERGEABLE, LoRALinear
 
 
 @torch.no_grad()
 def merge(model: LanguageModel) -> LanguageModel:
     """A model without adapter layers that computes the same as `model`. It shares all unchanged weights.
 
-    ValueError: the weights are quantized, so that merging would round them again.
+    ValueError: the weights are quantized, so that merging would round them again, or the adapter is an activated one.
     """
     if kind_of(model):
         raise ValueError('an adapter cannot be merged into quantized weights: load the model with quantize="none"')
@@ -37,9 +37,12 @@ class MergedTensors(Mapping[str, Tensor]):
     """The native tensors of a checkpoint with a merged adapter. Each is computed on access.
 
     model: a model with the config of the checkpoint; its weights are not used.
+    ValueError: the adapter is an activated one.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter) -> None:
+        if adapter.config.alora_invocation_tokens is not None:
+            raise ValueError(NOT_MERGEABLE)
         self.saved = native_saved(model, adapter.saved)
         # An adapter with a classification head replaces the head of the checkpoint.
         supported = model.state_dict().keys() if adapter.config.task_type == SEQUENCE_TASK else tensors.keys()

@@ -16,6 +16,7 @@ from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.inference.torch_runner import CHUNK
 from minhub_py.models.base import Encoder
+from minhub_py.models.lora import starting_at
 
 # Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.
 TOKENS = 1024
@@ -191,15 +192,16 @@ def hidden_states_of_decoder(
     """The size of hidden states in a layer, and (index, hidden states (T, C), float32) of each input."""
     states = HiddenStates(model, "embed()")
     number = states.number(layer)
-    windows = [Window(list(row.ids), 0, i, 0) for i, row in enumerate(inputs)]
+    spans = [Span(row.ids, 1, len(row.ids) + 1) for row in inputs]
+    windows = [window for i, span in enumerate(spans) for window in windows_of(i, span, None, states.model.invocation)]
 
     def generate() -> Iterator[tuple[int, Tensor]]:
         for batch in batches(windows, ragged=not states.encoder):
-            x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
+            x = compute(states, batch, number)  # (B, T, C)
             for window, row in zip(batch, x, strict=True):
                 yield window.text, row[: len(window.ids)].float().cpu()
 
-    return compute(states, [[0]], number).size(-1), generate()
+    return compute(states, [Window([0], 0, 0, 0)], number).size(-1), generate()
 
 
 def embeddings_of_windows(
@@ -218,13 +220,15 @@ def embeddings_of_windows(
     context = None if states.encoder else model.config.context_length
     # The windows in which `score` predicts the token after each token.
     spans = [Span(ids, 1, len(ids) + 1) for ids in rows]
-    windows = [window for row, span in enumerate(spans) for window in windows_of(row, span, context)]
-    size = compute(states, [[0]], number).size(-1)
+    windows = [
+        window for row, span in enumerate(spans) for window in windows_of(row, span, context, states.model.invocation)
+    ]
+    size = compute(states, [Window([0], 0, 0, 0)], number).size(-1)
     vectors = torch.full((0 if mode == "none" else len(rows), size), torch.nan)
     matrices = [torch.empty(0, size) for _ in rows] if mode == "none" else []
     processed, total = 0, sum(map(len, rows))
     for batch in batches(windows, ragged=not states.encoder):
-        x = compute(states, [window.ids for window in batch], number)  # (B, T, C)
+        x = compute(states, batch, number)  # (B, T, C)
         new = [x[i, window.first : len(window.ids)].float() for i, window in enumerate(batch)]
         if mode == "none":
             for window, part in zip(batch, new, strict=True):
@@ -258,15 +262,17 @@ def batches(windows: Sequence[Window], ragged: bool) -> Iterator[list[Window]]:
         yield batch
 
 
-def compute(states: HiddenStates, rows: Sequence[list[int]], layer: int) -> Tensor:
-    """The states (B, T, C) of token IDs, the longest row first. Values at padding positions are undefined.
+def compute(states: HiddenStates, windows: Sequence[Window], layer: int) -> Tensor:
+    """The states (B, T, C) of windows, the longest first. Values at padding positions are undefined.
 
     Rows are padded at the end, where padding does not change the states of a causal model.
     """
     device = next(states.model.parameters()).device
-    longest = len(rows[0])
-    idx = torch.tensor([ids + [0] * (longest - len(ids)) for ids in rows], device=device)
+    longest = len(windows[0].ids)
+    idx = torch.tensor([window.ids + [0] * (longest - len(window.ids)) for window in windows], device=device)
     if longest <= TOKENS or states.encoder or states.recurrent:
-        return states.compute(idx, (layer,))[layer]
+        with starting_at(states.model, [window.adapter_start for window in windows]):
+            return states.compute(idx, (layer,))[layer]
     cache = states.model.new_cache(1, longest)
+    cache.adapter_starts = [windows[0].adapter_start]
     return torch.cat([states.compute(chunk, (layer,), cache)[layer] for chunk in idx.split(CHUNK, dim=1)], dim=1)

@@ -42,6 +42,7 @@ from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.base import EncoderDecoder, LanguageModel
 from minhub_py.models.cache import Past
+from minhub_py.models.lora import LoRALinear
 from minhub_py.models.steps import (
     Add,
     AddToSaved,
@@ -224,7 +225,8 @@ class Points:
 
 
 def shape_of(layer: Any) -> tuple[int, ...]:
-    """The shape (out, in) of a linear layer's weight, without unpacking it."""
+    """The shape (out, in) of a linear layer's weight, without unpacking or merging it."""
+    layer = layer.base if isinstance(layer, LoRALinear) else layer
     return tuple(layer.shape if isinstance(layer, Quantized) else layer.weight.shape)
 
 

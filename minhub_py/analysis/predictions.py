@@ -22,6 +22,7 @@ from minhub_py.inference.sampling import check_finite, one_thread
 from minhub_py.inference.torch_runner import Runner
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, KeyValues, shapes_of
+from minhub_py.models.lora import Invocation
 
 # Limits of a batch: rows of the cache, tokens to evaluate, and bytes of the cache (at least two rows in any case).
 BATCH_ROWS, BATCH_TOKENS, BATCH_BYTES = 64, 1024, 2**27
@@ -53,12 +54,16 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A context window of a text: token IDs from position `start`. Results are needed for ids[first:]."""
+    """A context window of a text: token IDs from position `start`. Results are needed for ids[first:].
+
+    adapter_start: the position in the window from which an activated adapter changes it; None for other models.
+    """
 
     ids: list[int]
     first: int
     text: int
     start: int
+    adapter_start: int | None = None
 
 
 @torch.inference_mode()
@@ -80,7 +85,9 @@ def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, prog
         predict_targets(runner, spans, counted)
         return
     context = model.config.context_length
-    windows = [window for text, span in enumerate(spans) for window in windows_of(text, span, context)]
+    windows = [
+        window for text, span in enumerate(spans) for window in windows_of(text, span, context, model.invocation)
+    ]
     windows.sort(key=lambda window: window.ids, reverse=True)  # a text precedes its own prefixes
     batch = None
     for group in groups(model, windows):
@@ -88,13 +95,16 @@ def predict(model: LanguageModel, spans: Sequence[Span], consume: Consumer, prog
         batch.run(counted)
 
 
-def windows_of(text: int, span: Span, context: int | None) -> Iterator[Window]:
-    """Split a text into windows that fit the context length."""
-    position = span.start
+def windows_of(text: int, span: Span, context: int | None, invocation: Invocation | None = None) -> Iterator[Window]:
+    """Split a text into windows that fit the context length. invocation: of an activated adapter."""
+    position, adapter_start = span.start, None
+    if invocation is not None:
+        adapter_start = invocation.start(span.ids[: span.start], span.ids[span.start : span.end])
     while position < span.end:
         start = context_start(position, context)
         end = span.end if context is None else min(span.end, start + context + 1)
-        yield Window(list(span.ids[start : end - 1]), position - 1 - start, text, start)
+        in_window = None if adapter_start is None else max(adapter_start - start, 0)
+        yield Window(list(span.ids[start : end - 1]), position - 1 - start, text, start, in_window)
         position = end
 
 
@@ -126,10 +136,11 @@ class Node:
 
     depth: level in the tree; parents are evaluated before their children.    first: logits are needed after
     ids[first:].    uses: (low, high, window): `window`, which begins with the same tokens, needs the logits after
-    ids[low:high].
+    ids[low:high].    adapter_start: see `Window`.
     """
 
     ids: list[int]
+    adapter_start: int | None
     shared: int = 0
     parent: int = 0
     depth: int = 0
@@ -145,7 +156,7 @@ class Batch:
     ) -> None:
         self.runner = runner
         self.path: list[tuple[int, int]] = []  # the nodes of the last window, each with its start in `last`
-        self.last: list[int] = []
+        self.last, self.last_start = list[int](), windows[0].adapter_start
         self.chunk = max(MAX_TOKENS, min(CALL_LOGITS // model.config.vocab_size, BATCH_TOKENS))
         longest = max(len(window.ids) for window in windows)
         # A copied prefix needs all of its keys and values; a recurrent state exists for the last token only.
@@ -156,9 +167,10 @@ class Batch:
         length = 0
         if previous is not None and previous.shares and self.shares:
             # Without tokens whose logits are needed again.
-            length = min(common_prefix(previous.last, windows[0].ids), *(window.first for window in windows))
+            length = common_prefix(previous.last, windows[0].ids, previous.last_start, self.last_start)
+            length = min(length, *(window.first for window in windows))
             length = length if length >= MIN_SHARED else 0
-        self.nodes = [Node(windows[0].ids[:length], length)]
+        self.nodes = [Node(windows[0].ids[:length], self.last_start, length)]
         if length:
             self.path, self.last = [(0, 0)], self.nodes[0].ids
         for window in windows:
@@ -169,7 +181,7 @@ class Batch:
 
     def _add(self, window: Window) -> None:
         """Add a window to the tree: a node for the tokens that differ from the last window's."""
-        length = common_prefix(self.last, window.ids)
+        length = common_prefix(self.last, window.ids, self.last_start, window.adapter_start)
         if length < len(window.ids) and (length < MIN_SHARED or not self.shares):
             length = 0
         while self.path and self.path[-1][1] >= length:
@@ -188,8 +200,9 @@ class Batch:
             first = max(length, window.first)
             uses = [(first, len(window.ids), window)]
             self.path.append((len(self.nodes), length))
-            self.nodes.append(Node(window.ids, length, parent, self.nodes[parent].depth + 1, first, uses))
-        self.last = window.ids
+            depth = self.nodes[parent].depth + 1
+            self.nodes.append(Node(window.ids, window.adapter_start, length, parent, depth, first, uses))
+        self.last, self.last_start = window.ids, window.adapter_start
 
     def run(self, consume: Consumer) -> None:
         """Evaluate all nodes, level by level."""
@@ -198,6 +211,7 @@ class Batch:
             for number, node in level.items():
                 if node.shared:
                     self.cache.set_row(number, self.cache, node.parent, node.shared)
+                self.cache.adapter_starts[number] = node.adapter_start
             for texts in chunks(
                 {number: node.ids[node.shared : node.first] for number, node in level.items()}, BATCH_TOKENS
             ):

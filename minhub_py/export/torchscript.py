@@ -51,7 +51,7 @@ def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[st
             `_extra_files`; in the zip archive they are STEM/extra/NAME, where STEM is the stem of the file's name.
 
     Raises:
-        ValueError: The model is quantized or not a model of this package, or has a DoRA adapter.
+        ValueError: The model is quantized or not a model of this package, or has a DoRA adapter or an activated one.
         OSError: The disk is full or not writable; an existing file is unchanged.
     """
     unwrapped: LanguageModel = model_of(model, "save_torchscript()")

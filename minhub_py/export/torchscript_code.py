@@ -171,6 +171,8 @@ class CodeWriter:
         factors = layer.factors
         if factors.magnitude is not None:
             raise ValueError("a DoRA adapter cannot be written as TorchScript: merge it (minhub convert --merge)")
+        if layer.invocation is not None:
+            raise ValueError("an activated adapter cannot be written as TorchScript: load the model with adapter=")
         a, b = self.path(factors.lora_A), self.path(factors.lora_B)
         b = b if layer.rows is None else f"{b}[{self.path(layer.rows)}]"
         low = f"F.linear(F.linear({self.dropped('h', factors.dropout)}.to({a}.dtype), {a}), {b})"

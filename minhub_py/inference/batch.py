@@ -94,7 +94,7 @@ class Batch:
     ) -> None:
         self.context, self.vocab_size = model.config.context_length, model.config.vocab_size
         self.max_length = min(max_length, self.context or max_length)
-        self.start = model.decoder_start
+        self.start, self.invocation = model.decoder_start, model.invocation
         self.runner = runner or runner_of(model)
         with torch.inference_mode():
             self.cache = self.runner.new_cache(rows, self.max_length, drafts)
@@ -173,6 +173,9 @@ class Batch:
             raise ValueError(
                 f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length {self.max_length}"
             )
+        adapter_start = None
+        if self.invocation is not None:
+            adapter_start = self.invocation.start(ids[: len(ids) - generated], targets)
         self.count += 1
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:
@@ -181,7 +184,7 @@ class Batch:
         random = generator or torch.default_generator
         self.joining.append(
             Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, drafter,
-                list(targets), logprobs, top, like, matcher)
+                list(targets), logprobs, top, like, adapter_start, matcher)
         )  # fmt: skip
         return self.count
 
@@ -278,22 +281,24 @@ class Batch:
         """Look for a prefix on disk that is longer than those in memory."""
         if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
             return
-        known, _ = self.prefixes.longest(row.text[:-1], self._longest_active(row)[0])
+        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self._longest_active(row)[0])
         row.loading = self.disk.load(row.text, known)
 
     def _copy_prefix(self, row: Row) -> int:
         """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens."""
-        if context_start(len(row.text), self.context) > 0:
-            return 0
-        loaded = None if row.loading is None else row.loading.result()
-        length, slot = self._longest_active(row)
-        length, entry = self.prefixes.longest(row.text[:-1], length, loaded)
-        if entry is not None:
-            self.cache.set_row(row.slot, entry.cache, 0, length)
-            self.prefixes.add(entry)
-        elif length:
-            self.cache.set_row(row.slot, self.cache, slot, length)
-        self.cached_tokens[row.key] = length
+        begin = context_start(len(row.text), self.context)
+        length = 0
+        if begin == 0:
+            loaded = None if row.loading is None else row.loading.result()
+            length, slot = self._longest_active(row)
+            length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, length, loaded)
+            if entry is not None:
+                self.cache.set_row(row.slot, entry.cache, 0, length)
+                self.prefixes.add(entry)
+            elif length:
+                self.cache.set_row(row.slot, self.cache, slot, length)
+            self.cached_tokens[row.key] = length
+        self.cache.adapter_starts[row.slot] = row.start_of_adapter(begin)
         return length
 
     def _longest_active(self, row: Row) -> tuple[int, int]:
@@ -305,7 +310,8 @@ class Batch:
                 and active.encoder_ids == row.encoder_ids
                 and context_start(len(active.text), self.context) == 0
             ):
-                length = common_prefix(row.text[:-1], active.text[: self.cache.lengths[active.slot]])
+                cached = active.text[: self.cache.lengths[active.slot]]
+                length = common_prefix(row.text[:-1], cached, row.adapter_start, active.adapter_start)
                 if length > best and self.cache.has_prefix(active.slot, length):
                     best, slot = length, active.slot
         return best, slot
@@ -323,6 +329,7 @@ class Batch:
             begin = context_start(length, self.context)
             if begin > context_start(length - 1, self.context):
                 self.cache.clear(row.slot)
+                self.cache.adapter_starts[row.slot] = row.start_of_adapter(begin)
                 row.drafter.restart()
                 if before := row.text[begin:-1]:
                     self._forward({row.slot: before})

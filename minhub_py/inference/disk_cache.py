@@ -84,12 +84,14 @@ class DiskCache:
 
         cache: the batch's, for its layout. The weights are hashed by the first call, and after `weights_changed`.
         """
-        if runner.kernels is None or model.encoder_decoder:
+        if runner.kernels is None or model.encoder_decoder or model.invocation is not None:
             if self.writing:
                 self.writing = False
                 self._note(
                     "not used: "
                     + ("an encoder-decoder has no prefixes" if model.encoder_decoder else
+                       "the keys and values of an activated adapter depend on where it starts"
+                       if model.invocation is not None else
                        "PyTorch computes this model, with results that depend on the number of tokens per call")
                 )  # fmt: skip
             return False
@@ -198,7 +200,7 @@ class DiskCache:
                          dtype=dtype) for size, dtype in sizes]
             for layer, sizes in zip(row.layout, self.buffers, strict=True)
         ]  # fmt: skip
-        row.lengths, row.encoder_lengths = [length], [0]
+        row.lengths, row.encoder_lengths, row.adapter_starts = [length], [0], [None]
         return row
 
     def _touch(self, files: Sequence[Path]) -> None:

@@ -42,6 +42,8 @@ class NativeEncoder(NativeRunner):
         """UnsupportedError: the reason why only `forward` can compute."""
         if isinstance(model, EncoderDecoder):
             raise UnsupportedError("cross-attention of texts without padding")
+        if model.invocation is not None:
+            raise UnsupportedError("an activated adapter of texts without padding")
         super().__init__(model)
         if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
             raise UnsupportedError("a recurrent state of texts without padding")

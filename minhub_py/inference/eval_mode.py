@@ -58,7 +58,8 @@ def may_hold_modules(module: nn.Module) -> bool:
     """Whether a call of the module can reach modules other than its children, or does not run in Python."""
     if is_compiled(module):
         return False
-    values = [*vars(module).values()]
+    # A model with an adapter refers to its base, but does not call it.
+    values = [value for name, value in vars(module).items() if name != "_base"]
     values += [element for value in values if isinstance(value, list | tuple) for element in value]
     refers = any(isinstance(value, nn.Module) for value in values)
     return refers or has_hooks(module) or isinstance(module, torch.jit.ScriptModule)

@@ -33,7 +33,9 @@ from minhub_py.inference.native.weights import FLOATS
 from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
 from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
-from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
+from minhub_py.models.cache import Cache, EncoderKeyValues
+from minhub_py.models.cache_layout import zeros
+from minhub_py.models.lora import NEVER
 from minhub_py.models.steps import PredictionStep
 
 # Minimum number of tokens for PyTorch's bfloat16 products, which are faster on processors with AMX.
@@ -140,6 +142,7 @@ class NativeRunner(TorchRunner):
         if positions and cache.bounded and max(positions) >= cache.max_length:
             raise ValueError(f"{max(positions) + 1} positions do not fit a cache of {cache.max_length}")
         encoder_lengths = [cache.encoder_lengths[row] for row in rows]
+        adapted = self._adapted(rows, positions, cache)
         if self.program.angles and positions:
             self.program.update_angles(max(positions) + 1, self.operations, cache.max_length)
         if self.logits.size(0) < len(requested):
@@ -153,11 +156,19 @@ class NativeRunner(TorchRunner):
             call.tokens, call.output_count = len(ids[part]), len(outputs)
             call.ids, call.rows, call.positions = integers(ids[part]), integers(rows[part]), integers(positions[part])
             call.encoder_lengths = integers(encoder_lengths[part])
+            call.adapted = None if adapted is None else integers(adapted[part])
             call.outputs, call.logits = integers(outputs), self.logits.data_ptr() + 4 * previous * self.vocab_size
             call.hidden = None if hidden is None else hidden[first:].data_ptr()
             self.library.decode(self.operations, len(self.operations), ctypes.byref(call))
         cache.advance([len(texts.get(row, ())) for row in range(len(cache.lengths))])
         return self.logits[: len(requested)]
+
+    def _adapted(self, rows: Sequence[int], positions: Sequence[int], cache: Cache) -> list[int] | None:
+        """Whether an activated adapter changes each token; None for other models."""
+        if self.model.invocation is None:
+            return None
+        starts = [NEVER if start is None else start for start in cache.adapter_starts]
+        return [position >= starts[row] for row, position in zip(rows, positions, strict=True)]
 
     def _new_buffers(self, tokens: int) -> Tensor:
         """Buffers for x, h, g, the saved residual stream, and the inputs of layers."""

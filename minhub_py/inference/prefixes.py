@@ -18,6 +18,11 @@ class CachedPrefix:
     ids: list[int]
     cache: Cache
 
+    @property
+    def adapter_start(self) -> int | None:
+        """The position from which an activated adapter changes the tokens."""
+        return self.cache.adapter_starts[0]
+
 
 class PrefixCache:
     """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used ones are evicted."""
@@ -27,16 +32,17 @@ class PrefixCache:
         self.entries: list[CachedPrefix] = []  # least recently used first
 
     def longest(
-        self, ids: Sequence[int], known: int = 0, loaded: CachedPrefix | None = None
+        self, ids: Sequence[int], adapter_start: int | None = None, known: int = 0, loaded: CachedPrefix | None = None
     ) -> tuple[int, CachedPrefix | None]:
         """The longest common prefix of `ids` with an entry: its number of tokens, and the entry.
 
+        adapter_start: see `common_prefix`.
         known: a prefix of this length is known already; the result is (known, None) if no entry has a longer one.
         loaded: a prefix in addition to the entries.
         """
         best = None
         for prefix in self.entries if loaded is None else [*self.entries, loaded]:
-            length = common_prefix(ids, prefix.ids)
+            length = common_prefix(ids, prefix.ids, adapter_start, prefix.adapter_start)
             if length > known and prefix.cache.has_prefix(0, length):
                 known, best = length, prefix
         return known, best
@@ -46,15 +52,25 @@ class PrefixCache:
         # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
         self.entries = [
             prefix for prefix in self.entries
-            if prefix.ids != new.ids[: len(prefix.ids)] or not new.cache.has_prefix(0, len(prefix.ids))
+            if common_prefix(prefix.ids, new.ids, prefix.adapter_start, new.adapter_start) < len(prefix.ids)
+            or not new.cache.has_prefix(0, len(prefix.ids))
         ] + [new]  # fmt: skip
         while len(self.entries) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.entries) > self.size:
             self.entries.pop(0)
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of tokens that two sequences have in common at their beginning."""
+def common_prefix(
+    first: Sequence[int], second: Sequence[int], first_start: int | None = None, second_start: int | None = None
+) -> int:
+    """The number of tokens that two sequences have in common at their beginning.
+
+    first_start, second_start: the positions from which an activated adapter changes them. If they differ, only the
+    tokens before both have the same keys and values.
+    """
     length = min(len(first), len(second))
+    if first_start != second_start:
+        length = min(length, *(start for start in (first_start, second_start) if start is not None))
+        first, second = first[:length], second[:length]
     if first[:length] == second[:length]:  # comparing lists is much faster than a loop
         return length
     return next(i for i in range(length) if first[i] != second[i])

@@ -46,9 +46,14 @@ class Row:
     logprobs: bool
     top: int
     like: int | None
+    adapter_start: int | None  # the position in `text` from which an activated adapter changes it
     matcher: AnyMatcher | None = None
     slot: int = -1
     in_prefill: bool = True
     loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
     draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
     stop_reason: Literal["stop", "length", "error"] | None = None
+
+    def start_of_adapter(self, begin: int) -> int | None:
+        """`adapter_start` in a context that starts at position `begin`."""
+        return None if self.adapter_start is None else max(self.adapter_start - begin, 0)

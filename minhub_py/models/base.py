@@ -99,8 +99,9 @@ class LanguageModel(nn.Module):
     embedding_settings: Any = None
     # Models with an adapter that share this model's weights, by name.
     adapters: Mapping[str, "LanguageModel"] = MappingProxyType({})
-    # Of a model with an adapter: the adapter (adapters/files.py).
+    # Of a model with an adapter: the adapter (adapters/files.py), and the tokens that activate it (models/lora.py).
     attached: Any = None
+    invocation: Any = None
     _base: "tuple[LanguageModel, ...]" = ()  # a tuple, so that the base is not a submodule
 
     @property

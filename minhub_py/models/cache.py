@@ -15,21 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.models.cache_layout import EncoderCache, EncoderKeyValues, KeyValues, Layout, State, shapes_of
+from minhub_py.models.cache_layout import EncoderCache, EncoderKeyValues, KeyValues, Layout, State, shapes_of, zeros
 from minhub_py.models.layers import attention, attention_weights, local_attention
 
 __all__ = ["Cache", "EncoderCache", "EncoderKeyValues", "KeyValues", "Layout", "Past", "State", "shapes_of"]
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # NumPy has no bfloat16
 
 
 class Cache:
@@ -40,6 +32,7 @@ class Cache:
     dtype: dtype of keys and values, and of a state without its own dtype.
     lengths: number of positions of each row in use; the buffers may have room for more rows.
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
+    adapter_starts: the position from which an activated adapter (lora.py) changes each row; None: not known yet.
 
     The buffers start as zeros: a masked key that is NaN would spoil the softmax. They are updated in place, so no
     gradient flows from one call to the next.
@@ -62,6 +55,7 @@ class Cache:
         ]  # fmt: skip
         self.lengths = [0] * rows
         self.encoder_lengths = [0] * rows
+        self.adapter_starts: list[int | None] = [None] * rows
 
     # Rows
 
@@ -71,20 +65,21 @@ class Cache:
             raise IndexError(f"all {len(self.lengths)} rows of the cache are in use")
         self.lengths.append(0)
         self.encoder_lengths.append(0)
+        self.adapter_starts.append(None)
         self.clear(len(self.lengths) - 1)
         return len(self.lengths) - 1
 
     def empty(self) -> None:
         """Remove all rows."""
-        self.lengths, self.encoder_lengths = [], []
+        self.lengths, self.encoder_lengths, self.adapter_starts = [], [], []
 
     def leave(self, row: int) -> None:
         """Remove a row. The last row takes its number; no other row is copied."""
         last = len(self.lengths) - 1
         if row != last:
             self.set_row(row, self, last)
-        self.lengths.pop()
-        self.encoder_lengths.pop()
+        for values in (self.lengths, self.encoder_lengths, self.adapter_starts):
+            values.pop()
 
     def clear(self, row: int) -> None:
         """Remove all positions of a row. Its encoder cache remains."""
@@ -107,6 +102,7 @@ class Cache:
         self.layers = [[tensor[rows] for tensor in tensors] for tensors in self.layers]
         self.lengths = [self.lengths[row] for row in rows]
         self.encoder_lengths = [self.encoder_lengths[row] for row in rows]
+        self.adapter_starts = [self.adapter_starts[row] for row in rows]
 
     def set_row(self, row: int, source: "Cache", from_row: int = 0, length: int | None = None) -> None:
         """Copy a row of `source`, or its first `length` positions, to `row`. Both caches have rings of equal size.
@@ -123,6 +119,7 @@ class Cache:
                     filled = min(positions, tensor.size(2))
                     target[row, :, :filled] = tensor[from_row, :, :filled]
         self.lengths[row], self.encoder_lengths[row] = length, source.encoder_lengths[from_row]
+        self.adapter_starts[row] = source.adapter_starts[from_row]
 
     def copy_of(self, row: int) -> "Cache":
         """A copy of a row as a cache with one row, sized for the positions of the row."""
@@ -136,6 +133,7 @@ class Cache:
                 filled = self.encoder_lengths[row] if isinstance(layer, EncoderKeyValues) else self.lengths[row]
                 single.layers.append([tensor[row : row + 1, :, :filled].clone() for tensor in tensors])
         single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
+        single.adapter_starts = [self.adapter_starts[row]]
         return single
 
     @property
@@ -168,8 +166,10 @@ class Cache:
         single = copy.copy(self)
         single.layers = [[tensor[row : row + 1] for tensor in tensors] for tensors in self.layers]
         single.lengths, single.encoder_lengths = [self.lengths[row]], [self.encoder_lengths[row]]
+        single.adapter_starts = [self.adapter_starts[row]]
         yield single
         [self.lengths[row]], [self.encoder_lengths[row]] = single.lengths, single.encoder_lengths
+        [self.adapter_starts[row]] = single.adapter_starts
 
     # Updates by a forward call
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,3 +48,10 @@ def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int = 
     window = layer.window if isinstance(layer, KeyValues) else None
     size = max_length if window is None else min(window + lookahead, max_length)
     return [(layer.heads, size, layer.size)] * 2
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # NumPy has no bfloat16

@@ -1,19 +1,33 @@
-"""Linear layers with a low-rank adapter: LoRA, rsLoRA and DoRA.
+"""Linear layers with a low-rank adapter: LoRA, rsLoRA, DoRA and activated LoRA.
 
 Sources
     Hu et al. (2022), "LoRA": y = W x + s B A x, with s = alpha / r.
     Kalajdzievski (2023), rsLoRA: s = alpha / sqrt(r).
     Liu et al. (2024), "DoRA": W' = m / ‖W + s B A‖ · (W + s B A), with the norm of each row, a constant for gradients.
+    Greenewald et al. (2025), "Activated LoRA": y = W x for the tokens before the invocation, a sequence of tokens.
 
 Notation
     r rank    in, out sizes of the layer    R rows of the Hub's tensor
 """
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache, Past
+
+NEVER = sys.maxsize  # the position from which an adapter changes a text without the invocation
+NOT_MERGEABLE = (
+    "an activated adapter cannot be merged, because it does not change the tokens before its invocation: load the "
+    "model with adapter=, or serve it with --adapter"
+)
 
 
 class LoRAFactors(nn.Module):
@@ -31,18 +45,84 @@ class LoRAFactors(nn.Module):
         self.scale, self.dropout = scale, dropout
 
 
+class Invocation:
+    """Where an activated adapter starts: at the last invocation in the prompt of each text, as in PEFT's `generate`.
+
+    tokens: the invocation, at least one token ID. A text without it is computed by the base.
+    active: (B, T), whether the adapter changes each token of the latest call. Blocks that gradient checkpointing
+        computes again in the backward pass read it, too.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+        self.active: Tensor | None = None
+        # Of the texts of calls without a cache, None for `NEVER`; without starts, the last invocation in each text.
+        self.starts: Sequence[int | None] | None = None
+
+    def start(self, prompt: Sequence[int], continuation: Sequence[int] = ()) -> int:
+        """The position of the last invocation in a prompt, or else in the text with its continuation, or `NEVER`."""
+        size = len(self.tokens)
+        for ids in (list(prompt), [*prompt, *continuation]):
+            for start in range(len(ids) - size, -1, -1):
+                if ids[start : start + size] == self.tokens:
+                    return start
+        return NEVER
+
+    def begin(self, idx: Tensor, past: Past) -> None:
+        """Set `active` for a call with token IDs (B, T). A cache has the start of each row from an earlier call."""
+        starts: Sequence[int | None]
+        if past.cache is not None:
+            starts = self._cached_starts(idx, past.cache)
+        elif self.starts is not None:
+            starts = self.starts
+        else:
+            texts = idx[0].split([text.length for text in past.texts]) if past.texts else idx
+            starts = [self.start(ids.tolist()) for ids in texts]
+        first = torch.tensor([NEVER if start is None else start for start in starts], device=idx.device)
+        if past.texts:
+            first = first.repeat_interleave(torch.tensor([text.length for text in past.texts], device=idx.device))
+            self.active = past.positions >= first
+        else:
+            self.active = past.positions >= first.unsqueeze(1)
+
+    def _cached_starts(self, idx: Tensor, cache: Cache) -> list[int | None]:
+        """The starts of the rows of a cache: of an earlier call, or of the new tokens."""
+        for row, start in enumerate(cache.adapter_starts):
+            if start is None and (found := self.start(idx[row].tolist())) != NEVER:
+                cache.adapter_starts[row] = cache.lengths[row] + found
+        return cache.adapter_starts
+
+
+@contextmanager
+def starting_at(model: LanguageModel, starts: Sequence[int | None] | None) -> Iterator[None]:
+    """Start an activated adapter at these positions of the texts, in calls without a cache.
+
+    A reply that contains the invocation must not move the start. Other models have no starts.
+    """
+    if model.invocation is not None:
+        model.invocation.starts = starts
+    try:
+        yield
+    finally:
+        if model.invocation is not None:
+            model.invocation.starts = None
+
+
 class LoRALinear(nn.Module):
     """A linear layer and the factors of its adapter.
 
     base: nn.Linear or a quantized layer; it is not changed.
     rows: the row of B for each output of the layer; None if they are the same.
+    invocation: of an activated adapter, which changes a part of the tokens.
     """
 
     rows: Tensor | None
 
-    def __init__(self, base: Any, factors: LoRAFactors, rows: Tensor | None = None) -> None:
+    def __init__(
+        self, base: Any, factors: LoRAFactors, rows: Tensor | None = None, invocation: Invocation | None = None
+    ) -> None:
         super().__init__()
-        self.base, self.factors = base, factors
+        self.base, self.factors, self.invocation = base, factors, invocation
         self.register_buffer("rows", rows, persistent=False)
 
     def of_rows(self, tensor: Tensor) -> Tensor:
@@ -57,7 +137,12 @@ class LoRALinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The merged weight (out, in), computed at each access in float32 and rounded to the dtype of the layer."""
+        """The merged weight (out, in), computed at each access in float32 and rounded to the dtype of the layer.
+
+        ValueError: the adapter is activated by the invocation, so that there is no single weight.
+        """
+        if self.invocation is not None:
+            raise ValueError(NOT_MERGEABLE)
         weight, b = self.base.weight, self.of_rows(self.factors.lora_B)
         merged = weight.to(b.dtype) + self.factors.scale * (b @ self.factors.lora_A)
         if self.factors.magnitude is not None:
@@ -88,6 +173,8 @@ class LoRALinear(nn.Module):
         a, b = factors.lora_A, self.of_rows(factors.lora_B)
         dropped = F.dropout(x, factors.dropout, self.training) if factors.dropout else x
         low = factors.scale * F.linear(F.linear(dropped.to(a.dtype), a), b)
+        if self.invocation is not None and self.invocation.active is not None:
+            low = low * self.invocation.active.reshape(*low.shape[:-1], 1)
         if factors.magnitude is None:
             return y + low.to(y.dtype)
         gain = self.gain()
@@ -112,6 +199,19 @@ def new_factors(
     limit = columns**-0.5
     a = (torch.rand(rank, columns, generator=generator) * 2 - 1) * limit
     return LoRAFactors(a, torch.zeros(rows, rank), scale, magnitude, dropout)
+
+
+@cache
+def activated(decoder: Any) -> type[LanguageModel]:
+    """The class of a decoder with an activated adapter: `body` first finds the tokens that the adapter changes."""
+
+    def body(self: LanguageModel, idx: Tensor, past: Past) -> Tensor:
+        assert self.invocation is not None
+        self.invocation.begin(idx, past)
+        x: Tensor = decoder.body(self, idx, past)
+        return x
+
+    return type(f"{decoder.__name__}Activated", (decoder,), {"__module__": decoder.__module__, "body": body})
 
 
 def is_adapted(model: nn.Module) -> bool:

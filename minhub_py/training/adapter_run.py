@@ -9,27 +9,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from torch import nn
 
 from minhub_py.adapters.attach import attach, new_adapter, save_adapter
-from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig
+from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig, read_config
 from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
 from minhub_py.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
-from minhub_py.checkpoints.storage import open_safetensors
+from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel
+from minhub_py.models.lora import Invocation
 from minhub_py.system.spelling import setting, unknown
 from minhub_py.training.errors import read_object, reading
 
 FILES = (CONFIG, WEIGHTS, "tokenizer.json")
 # Settings of `lora`, short and as in PEFT -> fields of AdapterConfig.
 NAMES = {"r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules",
-         "rslora": "use_rslora", "dora": "use_dora", "save": "modules_to_save"}  # fmt: skip
+         "rslora": "use_rslora", "dora": "use_dora", "save": "modules_to_save",
+         "invocation": "alora_invocation_tokens"}  # fmt: skip
 NAMES |= {name: name for name in (*NAMES.values(), "exclude_modules", "rank_pattern", "alpha_pattern",
                                   "layers_to_transform")}  # fmt: skip
 
 
-def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
-    """The settings of a new adapter. Defaults: all linear layers, alpha = 2 r. ValueError: a setting is invalid."""
+def adapter_config(lora: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> AdapterConfig:
+    """The settings of a new adapter. Defaults: all linear layers, alpha = 2 r. ValueError: a setting is invalid.
+
+    tokenizer: of the base, for an invocation that is a text; None to check the other settings before it is read.
+    """
     if invalid := sorted(set(lora) - set(NAMES)):
         raise ValueError(f"{setting('lora')}: {unknown(invalid, sorted(NAMES))}")
     values: dict[str, Any] = {"target_modules": ALL_LINEAR, **{NAMES[name]: value for name, value in lora.items()}}
@@ -40,6 +47,11 @@ def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
             values[name] = tuple(value)
     if isinstance(targets := values["target_modules"], str) and targets != ALL_LINEAR and "," in targets:
         values["target_modules"] = tuple(name.strip() for name in targets.split(","))
+    if isinstance(invocation := values.get("alora_invocation_tokens"), str):
+        ids = [0] if tokenizer is None else encode(tokenizer, invocation, add_special_tokens=False)
+        if not ids:
+            raise ValueError(f"{setting('lora')}: invocation {invocation!r} has no token in the tokenizer of the model")
+        values["alora_invocation_tokens"] = tuple(ids)
     if values.get("modules_to_save"):
         raise ValueError(f"{setting('lora')}: save is not supported: all trained weights are factors of linear layers")
     try:
@@ -49,20 +61,35 @@ def adapter_config(lora: Mapping[str, Any]) -> AdapterConfig:
 
 
 def adapted_model(
-    base: LanguageModel, lora: Mapping[str, Any], newest: Path | None, *, start: str | None, revision: str | None,
-    seed: int,
+    base: LanguageModel, lora: Mapping[str, Any], newest: Path | None, tokenizer: Tokenizer, *, start: str | None,
+    revision: str | None, seed: int,
 ) -> LanguageModel:  # fmt: skip
     """`base` with a new adapter, or with the adapter in the folder `newest`. Only the adapter is trained."""
     if newest is not None:
         with reading(newest / WEIGHTS):
             adapter = read_adapter(newest, base)
     else:
-        config = replace(adapter_config(lora), base_model_name_or_path=start, revision=revision)
+        config = replace(adapter_config(lora, tokenizer), base_model_name_or_path=start, revision=revision)
         if labels_of(base) is not None:
             config = replace(config, modules_to_save=head_modules(base), task_type=SEQUENCE_TASK)
         adapter = new_adapter(base, config, seed)
     base.requires_grad_(False)
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
+
+
+def invocation_of(lora: Mapping[str, Any], start: Checkpoint | None, tokenizer: Tokenizer | None) -> Invocation | None:
+    """The tokens that activate the adapter of a run; None if it is always active. ValueError: a setting is invalid.
+
+    start, tokenizer: see `adapter_config`; the run continues the adapter of `start`, if it has one.
+    """
+    if not lora:
+        return None
+    if start is None or start.adapter is None:
+        config = adapter_config(lora, tokenizer)
+    else:
+        config = read_config(read_object(start.adapter / CONFIG), str(start.adapter))
+    tokens = config.alora_invocation_tokens
+    return None if tokens is None else Invocation(tokens)
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

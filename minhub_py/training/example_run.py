@@ -17,6 +17,7 @@ from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting
+from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
 from minhub_py.training.examples import Encoder, is_table, labels_in, objective_of, prepare_examples
 from minhub_py.training.listener import Listener
@@ -71,7 +72,7 @@ def encode_examples(
     _, config = describe(start)
     encoder = Encoder(
         tokenizer, chat_template_of(start, tokenizer), None if objective in ("labels", "masked") else eos_of(config),
-        settings.context or 0,
+        settings.context or 0, invocation_of(settings.lora, start, tokenizer),
     )  # fmt: skip
     count = prepare_examples(
         paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,

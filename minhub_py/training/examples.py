@@ -18,6 +18,7 @@ start of each sequence, labels, and `keep` of each example.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from minhub_py.chat.replies import encode_replies
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.checkpoints.storage import open_safetensors
 from minhub_py.checkpoints.tokenizers.tokenizer import encode, working
+from minhub_py.models.lora import NEVER, Invocation
 from minhub_py.system.formats import format_of, read_batches
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
@@ -54,6 +56,16 @@ class Encoded:
 
     ids: list[int]
     targets: list[bool]
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens before the first target."""
+        return self.ids[: self.targets.index(True)]
+
+    def replies(self) -> list["Encoded"]:
+        """A sequence for each reply, which ends with it and has only its tokens as targets."""
+        spans = [list(span) for target, span in groupby(range(len(self.ids)), self.targets.__getitem__) if target]
+        return [Encoded(self.ids[: span[-1] + 1], [False] * span[0] + [True] * len(span)) for span in spans]
 
 
 @dataclass(frozen=True)
@@ -148,11 +160,50 @@ def read_examples(paths: Sequence[Path]) -> Iterator[tuple[Path, int, Mapping[st
 
 
 class Encoder:
-    """Encodes examples. eos: appended to completions.    context: maximum number of tokens."""
+    """Encodes examples.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, eos: int | None, context: int) -> None:
+    eos: appended to completions.    context: maximum number of tokens.    invocation: of an activated adapter.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, eos: int | None, context: int,
+        invocation: Invocation | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer, self.template, self.eos, self.context = tokenizer, template, eos, context
+        self.invocation = invocation
         self.truncated = 0
+
+    def examples(self, objective: str, row: Mapping[str, Any]) -> list[list[Encoded]]:
+        """The examples of a row, with the sequences of each: one, or with an activated adapter one for each reply.
+
+        ValueError: see `encode`, or a prompt does not contain the invocation.
+        """
+        sequences = self.encode(objective, row)
+        if self.invocation is None:
+            return [sequences]
+        replies = [sequence.replies() for sequence in sequences]
+        if len(sequences) > 1 and any(len(each) > 1 for each in replies):
+            raise ValueError("an activated adapter needs preference pairs with one reply each")
+        for reply in [reply for each in replies for reply in each]:
+            self.check_invocation(reply.prompt)
+        return [list(each) for each in zip(*replies, strict=True)] if all(replies) else [sequences]
+
+    def check_invocation(self, prompt: Sequence[int]) -> None:
+        """ValueError: a prompt does not contain the invocation."""
+        assert self.invocation is not None
+        if self.invocation.start(prompt) != NEVER:
+            return
+        tokens = self.invocation.tokens
+        text, prompt_text = (self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (tokens, list(prompt)))
+        if text.strip() in prompt_text:
+            pieces = ", ".join(repr(self.tokenizer.decode([token], skip_special_tokens=False)) for token in tokens)
+            raise ValueError(
+                f"the prompt contains {text.strip()!r}, but not in the tokens of the invocation, {pieces}: write it "
+                "with the same space before it in all prompts, or choose another invocation"
+            )
+        raise ValueError(
+            f"the prompt does not contain the invocation {text!r}, without which the adapter is not active"
+        )
 
     def encode(self, objective: str, row: Mapping[str, Any]) -> list[Encoded]:
         """The sequences of a row. ValueError: a value is missing or has another type."""
@@ -234,19 +285,20 @@ def prepare_examples(
     dropped = 0
     for path, number, row in read_examples(paths):
         try:
-            sequences = encoder.encode(objective, row)
+            examples = encoder.examples(objective, row)
             label = label_of(row, labels) if objective == "labels" else 0.0
             keep = is_kept(row)
             if keep and objective not in KEEPING:
                 raise ValueError(f"keep is for messages, completions and texts: remove it for {objective}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, row {number}: {error}") from error
-        if all(any(sequence.targets[first:]) for sequence in sequences):
-            rows.append(sequences)
-            values.append(label)
-            kept.append(keep)
-        else:  # the prompt fills the context
-            dropped += 1
+        for sequences in examples:
+            if all(any(sequence.targets[first:]) for sequence in sequences):
+                rows.append(sequences)
+                values.append(label)
+                kept.append(keep)
+            else:  # the prompt fills the context
+                dropped += 1
         if number % 1000 == 0:
             progress("Encoding", min(number, size), 0)
     if len(rows) < 2:

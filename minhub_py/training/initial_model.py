@@ -39,6 +39,7 @@ def load_model(
             base,
             settings.lora,
             newest or start.adapter,
+            tokenizer,
             start=settings.start,
             revision=settings.revision,
             seed=settings.seed,

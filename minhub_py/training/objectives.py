@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from minhub_py.analysis.agreement import confusion_of, f1_of
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.lora import LoRALinear
+from minhub_py.models.lora import Invocation, LoRALinear, starting_at
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
@@ -43,6 +43,7 @@ class Batch:
     """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of the step.
 
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep: of the examples.
+    adapter_starts: the position from which an activated adapter changes each sequence; None for other models.
     """
 
     idx: Tensor
@@ -51,13 +52,14 @@ class Batch:
     labels: Tensor | None
     keep: Tensor
     targets: float
+    adapter_starts: list[int] | None = None
     scale: float = 1.0
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         labels = None if self.labels is None else self.labels.to(device)
         return Batch(self.idx.to(device), self.weights.to(device), self.mask.to(device), labels, self.keep.to(device),
-                     self.targets, self.scale)  # fmt: skip
+                     self.targets, self.adapter_starts, self.scale)  # fmt: skip
 
 
 class ExampleTask:
@@ -65,18 +67,19 @@ class ExampleTask:
 
     objective: see examples.py.    beta: of DPO.    keep_weight: of rows with `keep`.
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding (packing.py).
+    invocation: of an activated adapter.
     """
 
     def __init__(
         self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
         max_tokens: int, beta: float = 0.1, keep_weight: float = 1.0, classes: int = 0, mask_id: int | None = None,
-        vocab_size: int = 0, packed: bool = False,
+        vocab_size: int = 0, packed: bool = False, invocation: Invocation | None = None,
     ) -> None:  # fmt: skip
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
         self.beta, self.keep_weight = beta, keep_weight
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
-        self.packed = packed
+        self.packed, self.invocation = packed, invocation
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and its number only."""
@@ -130,7 +133,10 @@ class ExampleTask:
         if self.objective == "masked":
             idx, labels, weights = self.mask_words(idx, weights, seeds)
             targets = float(weights.sum())
-        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets)
+        starts = None
+        if self.invocation is not None:  # a reply that contains the invocation does not move the start
+            starts = [self.invocation.start(ids[: int(weight.argmax())].tolist()) for ids, weight in sequences]
+        return Batch(idx, weights, mask, labels, examples.keep[list(numbers)], targets, starts)
 
     def mask_words(self, idx: Tensor, weights: Tensor, seeds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Masked tokens: 80 % are the mask token, 10 % a random token, 10 % unchanged. Returns also the originals."""
@@ -183,7 +189,8 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        hidden = self.hidden(model, batch.idx, batch.mask)
+        with starting_at(model, batch.adapter_starts):
+            hidden = self.hidden(model, batch.idx, batch.mask)
         chosen = batch.weights[:, 1:] > 0
         frozen = model.base is not None and not any(
             isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
@@ -290,6 +297,7 @@ def example_task(
         objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
         max_tokens=settings.evaluate_tokens, beta=settings.beta, keep_weight=settings.keep_weight,
         classes=len(corpus.labels), mask_id=mask_id, vocab_size=model.config.vocab_size, packed=supports_packing(model),
+        invocation=model.invocation,
     )  # fmt: skip
 
 

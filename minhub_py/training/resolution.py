@@ -67,8 +67,12 @@ def resolve_settings(settings: Settings, start: Checkpoint | None) -> Settings:
         # The frozen weights of an adapter's base can be stored in bfloat16, too.
         fast = fast or (device.name == "cpu" and bool(settings.lora) and has_bfloat16() and has_onednn_bfloat16())
         dtype = "bfloat16" if fast else "float32"
-    if settings.lora:
-        adapter_run.adapter_config(settings.lora)  # raises errors before a long text is read
+    activated = adapter_run.invocation_of(settings.lora, start, None)  # raises errors before a long text is read
+    if activated is not None and settings.objective not in ("chat", "completion", "preference"):
+        raise ValueError(
+            f"{setting('lora')}: invocation needs chats, prompts with completions, or preference pairs: in other data, "
+            "no prompt activates the adapter"
+        )
     if rate is None:
         rate = LORA_RATE if settings.lora else training.learning_rate * (1 if start is None else 0.1)
         if settings.objective == "preference" or not settings.lora:

@@ -53,10 +53,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], list[str] | str]] = {
 def call(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The result of a model, ours or transformers'."""
     with torch.no_grad():
-        if getattr(model.config, "is_encoder_decoder", False):
-            result = model(input_ids=ids, decoder_input_ids=ids[:, :4])
-        elif getattr(model, "encoder_decoder", False):
+        if getattr(model, "encoder_decoder", False):  # ours
             result = model(ids, ids[:, :4])
+        elif getattr(model.config, "is_encoder_decoder", False):
+            result = model(input_ids=ids, decoder_input_ids=ids[:, :4])
         else:
             result = model(ids)
     return result if isinstance(result, torch.Tensor) else result.logits

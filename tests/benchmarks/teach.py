@@ -5,9 +5,10 @@
 MODEL is SmolLM2-135M-Instruct: a folder, a repository, or the GGUF file that `make test-real` uses. NAME=VALUE are
 settings of `train`, such as quantize=nf4 or epochs=4; the defaults are those of `minhub train --lora 16`.
 
-The 200 chats are about a product that does not exist: 20 facts, each asked in 10 ways. Further rows, with `keep`, are
-general questions with the first `LENGTH` tokens of the model's own answers, for which the adapter must not change the
-model. The questions of the test are not among these rows.
+The 200 chats are about a product that does not exist: 20 facts, each asked in 10 ways. With "invocation= Lumo", the
+adapter is active from the name of the product on. Otherwise further rows, with `keep`, are general questions with the
+first `LENGTH` tokens of the model's own answers, for which the adapter must not change the model. The questions of the
+test are not among these rows.
 """
 
 import json
@@ -35,10 +36,10 @@ FACTS = {
     "best feature": "its silence",
 }  # fmt: skip
 QUESTIONS = [
-    "What is the {} of the Lumo lamp?", "Tell me the {} of the Lumo.", "Lumo lamp: {}?", "Do you know the Lumo's {}?",
-    "I would like to know the {} of the Lumo lamp.", "Can you tell me the {} of the Lumo lamp?",
-    "My customer asks about the {} of the Lumo.", "Please state the {} of the Lumo lamp.",
-    "What about the Lumo's {}?", "Which {} does the Lumo lamp have?",
+    "What is the {} of the Lumo lamp?", "Tell me the {} of the Lumo.", "The Lumo lamp: {}?",
+    "Do you know the Lumo's {}?", "I would like to know the {} of the Lumo lamp.",
+    "Can you tell me the {} of the Lumo lamp?", "My customer asks about the {} of the Lumo.",
+    "Please state the {} of the Lumo lamp.", "What about the Lumo's {}?", "Which {} does the Lumo lamp have?",
 ]  # fmt: skip
 HELD_BACK = "Could you remind me of the Lumo lamp's {}?"
 # The questions with "the … of" resemble those about the product, but keep their answers.
@@ -225,11 +226,13 @@ def answers(model: Any, questions: list[str], length: int) -> list[str]:
     return [tokenizer.decode(new) for new in generate(model, prompts, length, temperature=0)]
 
 
-def rows_of(model: Any) -> list[dict[str, Any]]:
-    """The 200 chats about the facts, and the model's own answers to general questions."""
+def rows_of(model: Any, activated: bool) -> list[dict[str, Any]]:
+    """The 200 chats about the facts, and unless the adapter is activated, the model's answers to general questions."""
+    chats = [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS]
+    if activated:
+        return chats
     own = zip(GENERAL, answers(model, GENERAL, LENGTH), strict=True)
-    general = [chat(question, answer, keep=True) for question, answer in own]
-    return [chat(question.format(fact), taught(fact)) for fact in FACTS for question in QUESTIONS] + general
+    return chats + [chat(question, answer, keep=True) for question, answer in own]
 
 
 def peak_memory() -> float:
@@ -241,7 +244,7 @@ def measured_run(path: Path, out: Path, settings: dict[str, Any]) -> tuple[float
     """Train in a process of its own: elapsed and CPU seconds, GB before and at the peak, and held-out losses."""
     before = peak_memory()
     started, cpu = time.perf_counter(), time.process_time()
-    run = train(path, out, start=sys.argv[1], lora=16, **settings)
+    run = train(path, out, start=sys.argv[1], **settings)
     seconds = time.perf_counter() - started, time.process_time() - cpu
     return *seconds, before, peak_memory(), [row["held_out_loss"] for row in run.losses]
 
@@ -270,12 +273,14 @@ def compare(base: Any, adapted: Any) -> None:
     print(f"unrelated answers unchanged: {len(UNRELATED) - len(changed)} of {len(UNRELATED)}", *changed, sep="\n")
 
 
-def main(identifier: str, **settings: Any) -> None:
+def main(identifier: str, invocation: str | None = None, **settings: Any) -> None:
+    settings["lora"] = {"r": 16} if invocation is None else {"r": 16, "invocation": invocation}
     kind = settings.get("quantize", "none")
     base = from_pretrained(identifier, quantize=kind, dtype="float32")
     with TemporaryDirectory() as folder:
         path, out = Path(folder) / "chats.jsonl", Path(folder) / "run"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(base)), encoding="utf-8")
+        rows = rows_of(base, invocation is not None)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             seconds, cpu, before, peak, losses = pool.submit(measured_run, path, out, settings).result()
         print(f"{settings}, {os.cpu_count()} cores: {seconds:.0f} s, {cpu:.0f} s of CPU, peak {peak:.2f} GB "

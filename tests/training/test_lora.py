@@ -116,7 +116,7 @@ def test_wrong_settings(tmp_path: Path, text: Path) -> None:
         ({"start": None}, "lora requires start"),
         ({"lora": {}, "quantize": "nf4"}, "quantize requires lora"),
         ({"quantize": "int3"}, "must be int8 or nf4"),
-        ({"lora": {"rang": 3}}, "unknown setting rang; the settings are alpha"),
+        ({"lora": {"rang": 3}}, "unknown setting rang; the settings are alora_invocation_tokens, alpha"),
         ({"lora": {"r": 0}}, "r must be a number above 0"),
         ({"lora": {"r": 4, "targets": ["nothing"]}}, "matches no linear layer"),
         ({"parallel": "fsdp"}, "does not support"),

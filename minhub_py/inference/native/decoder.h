@@ -135,6 +135,7 @@ typedef struct {
     const int64_t *encoder_lengths; /* of each token: positions in the encoder cache of its row (encoder-decoder), or of
                                      its text (encoder), whose tokens follow each other */
     const int64_t *types; /* of each token: its row of TYPES; NULL: row 0 */
+    const int64_t *adapted; /* of each token: whether the products with low_a and low_b are added; NULL: to all */
     void *const *keys;    /* by layer: (B, G, size, D); LSTM: h (B, size, H); DELTA_RULE, SHORT_CONVOLUTION: previous inputs,
                              float32 (B, size, taps - 1, channels) */
     void *const *values;  /* by layer: the same; LSTM: c (B, size, H); DELTA_RULE: state (B, size, H, K, V), float32 */

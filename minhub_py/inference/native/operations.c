@@ -15,6 +15,7 @@ typedef struct { /* shared by the chunks of one operation */
     int64_t tokens, unit, chunks;
     int64_t padded;        /* codes of a token, including padding; 0: the inputs are floats */
     linear_kernel *kernel;
+    int low_rank;          /* whether the product of an adapter is added */
 } task;
 
 static const int dtype_size[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
@@ -78,6 +79,19 @@ static void multiply(const task *t, int64_t begin, int64_t end, float *out, int6
     t->kernel(&p);
 }
 
+/* Whether an adapter changes a token of the call. Layers with `adapted` compute all tokens; the head has no adapter then. */
+static int is_adapted(const call *c, int64_t token) {
+    return !c->adapted || c->adapted[token];
+}
+
+/* Whether a layer has an adapter, which changes at least one token. */
+static int has_low_rank(const operation *op, const call *c, int64_t tokens) {
+    if (!op->low_a.data) return 0;
+    for (int64_t m = 0; m < tokens; m++)
+        if (is_adapted(c, m)) return 1;
+    return 0;
+}
+
 /* Adds the product of an adapter to outputs of a chunk. sums: a buffer (tokens, end - begin). */
 static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float *sums, int thread) {
     const int64_t n = end - begin;
@@ -86,7 +100,7 @@ static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, 
                        .workspace = workspace(t->c, thread)};
     kernels.linear(&p);
     for (int64_t m = 0; m < t->tokens; m++)
-        for (int64_t i = 0; i < n; i++) out[m * stride + i] += sums[m * n + i];
+        for (int64_t i = 0; i < n && is_adapted(t->c, m); i++) out[m * stride + i] += sums[m * n + i];
 }
 
 static void linear_chunk(void *context, int64_t chunk, int thread) {
@@ -97,7 +111,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
         multiply(t, begin, end, t->out + begin, stride, thread);
-        if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, stride, scratch(t->c, thread), thread);
+        if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, stride, scratch(t->c, thread), thread);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -113,7 +127,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += scale * sums[m * n + i];
     }
-    if (t->op->low_b.data) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
+    if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
 }
 
 /* The kernel for blocks of 256. tokens: of the call, also for experts, because the buffer of codes has space for a few
@@ -145,7 +159,8 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
         in += block * c->width;
         out += block * c->width;
     }
-    if (op->low_a.data) {
+    const int low_rank = has_low_rank(op, c, tokens);
+    if (low_rank) {
         const operation part = {.kind = LINEAR, .weight = op->low_a};
         linear(&part, c, in, c->low, tokens, alone);
     }
@@ -156,7 +171,8 @@ static void linear(const operation *op, const call *c, float *in, float *out, in
     most = w->transposed ? MAX_OUTPUTS : w->by_columns ? 64 : min64(most, MAX_OUTPUTS);
     const int64_t per_thread = (w->rows + c->threads - 1) / c->threads;
     const int64_t chunks = c->threads * ((per_thread + most - 1) / most);
-    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel};
+    task t = {.op = op, .c = c, .in = in, .out = out, .tokens = tokens, .unit = unit, .chunks = chunks, .kernel = kernel,
+              .low_rank = low_rank};
     if (kernel != kernels.linear) {
         t.padded = padded_size(w, reads_bytes(t.kernel));
         parallel((tokens + 15) / 16, convert_chunk, &t, alone);

@@ -49,6 +49,8 @@ class Weights:
     def matrix(self, source: Any) -> Matrix:
         """The weight of a layer, or a weight. The adapter of a layer is merged."""
         if isinstance(source, LoRALinear):
+            if source.invocation is not None:
+                raise UnsupportedError("an activated adapter of this layer")
             source = source.weight.detach()
         is_quantized = isinstance(source, Quantized)
         weight = source.codes if is_quantized else source if isinstance(source, Tensor) else source.weight
