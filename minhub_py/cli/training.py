@@ -53,7 +53,8 @@ POSITIVE = click.IntRange(min=1)
                  help="Another setting of config.json, such as window_size=64; may be repeated."),
     click.option("--lora", multiple=True, metavar="RANK",
                  help="Train an adapter of --from (LoRA, in PEFT's format) with this rank instead of all weights. "
-                      "NAME=VALUE sets alpha, dropout, targets, dora or rslora; may be repeated."),
+                      "NAME=VALUE sets alpha, dropout, targets, dora, rslora, or invocation: the text in the prompt "
+                      "that activates the adapter; may be repeated."),
     click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
                  metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
                                       "or text.  [default: decided by their columns]"),

@@ -73,7 +73,7 @@ class Batch:
     max_length: positions per sequence; longer sequences continue with a part of their context. An encoder-decoder's
         prompt and output are limited separately.
     prefix_bytes: size of the prefix cache of finished sequences. A prompt copies its longest common prefix with a
-        cached or active sequence. 0: no prefix cache.
+        cached or active sequence. 0: no prefix cache.    prefixes: an existing one, of this model's weights.
     disk: the prefix cache on disk of this model, in addition; requires `prefix_bytes`.
     chunk: maximum number of prompt tokens per step (chunked prefill), so that a long prompt does not delay the others.
     runner: an existing runner of this model.
@@ -87,6 +87,7 @@ class Batch:
         max_length: int,
         *,
         prefix_bytes: int = 0,
+        prefixes: PrefixCache | None = None,
         disk: DiskCache | None = None,
         chunk: int | None = None,
         runner: Runner | None = None,
@@ -102,8 +103,8 @@ class Batch:
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
         self.rows: list[Row] = []  # rows[i] uses slot i of the cache
-        self.prefixes, self.chunk = PrefixCache(prefix_bytes), chunk
-        self.exact = prefix_bytes > 0 or chunk is not None
+        self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
+        self.exact = self.prefixes.size > 0 or chunk is not None
         self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
         self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
@@ -281,7 +282,8 @@ class Batch:
         """Look for a prefix on disk that is longer than those in memory."""
         if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
             return
-        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self._longest_active(row)[0])
+        known, _ = self._longest_active(row)
+        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
         row.loading = self.disk.load(row.text, known)
 
     def _copy_prefix(self, row: Row) -> int:
@@ -291,7 +293,7 @@ class Batch:
         if begin == 0:
             loaded = None if row.loading is None else row.loading.result()
             length, slot = self._longest_active(row)
-            length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, length, loaded)
+            length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, length, loaded)
             if entry is not None:
                 self.cache.set_row(row.slot, entry.cache, 0, length)
                 self.prefixes.add(entry)
@@ -442,7 +444,7 @@ class Batch:
         ids = row.text[: self.cache.lengths[row.slot]]
         if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
             return
-        new = CachedPrefix(ids, self.cache.copy_of(row.slot))
+        new = CachedPrefix(ids, self.cache.copy_of(row.slot), self.invocation)
         self.prefixes.add(new)
         if self.disk is not None:
             self.disk.store(new)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache
+from minhub_py.models.lora import Invocation
 
 # Entries of a prefix cache. Every prompt is compared with each; limited by bytes only, a small model would cache a
 # million of them.
@@ -13,10 +15,11 @@ MAX_PREFIXES = 256
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """Token IDs, and a cache of one row that contains them."""
+    """Token IDs, and a cache of one row that contains them. invocation: of an activated adapter that changed them."""
 
     ids: list[int]
     cache: Cache
+    invocation: Invocation | None = None
 
     @property
     def adapter_start(self) -> int | None:
@@ -25,50 +28,62 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used ones are evicted."""
+    """Finished sequences, whose prefixes new prompts copy. size: in bytes; the least recently used ones are evicted.
+
+    Models with activated adapters share the cache of their base: the tokens before the invocation are the base's.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.entries: list[CachedPrefix] = []  # least recently used first
+        self.lock = Lock()  # engines of several models may share a cache
 
     def longest(
-        self, ids: Sequence[int], adapter_start: int | None = None, known: int = 0, loaded: CachedPrefix | None = None
-    ) -> tuple[int, CachedPrefix | None]:
+        self, ids: Sequence[int], adapter_start: int | None = None, invocation: Invocation | None = None,
+        known: int = 0, loaded: CachedPrefix | None = None,
+    ) -> tuple[int, CachedPrefix | None]:  # fmt: skip
         """The longest common prefix of `ids` with an entry: its number of tokens, and the entry.
 
-        adapter_start: see `common_prefix`.
+        adapter_start, invocation: of the activated adapter that changes `ids`; see `common_prefix`.
         known: a prefix of this length is known already; the result is (known, None) if no entry has a longer one.
         loaded: a prefix in addition to the entries.
         """
         best = None
-        for prefix in self.entries if loaded is None else [*self.entries, loaded]:
-            length = common_prefix(ids, prefix.ids, adapter_start, prefix.adapter_start)
+        with self.lock:
+            entries = [*self.entries] if loaded is None else [*self.entries, loaded]
+        for prefix in entries:
+            same = prefix.invocation is invocation
+            length = common_prefix(ids, prefix.ids, adapter_start, prefix.adapter_start, same)
             if length > known and prefix.cache.has_prefix(0, length):
                 known, best = length, prefix
         return known, best
 
     def add(self, new: CachedPrefix) -> None:
         """Add an entry, or make it the most recently used one."""
+
         # An entry that is a prefix of the new one is redundant, unless it is the earlier state of a recurrent layer.
-        self.entries = [
-            prefix for prefix in self.entries
-            if common_prefix(prefix.ids, new.ids, prefix.adapter_start, new.adapter_start) < len(prefix.ids)
-            or not new.cache.has_prefix(0, len(prefix.ids))
-        ] + [new]  # fmt: skip
-        while len(self.entries) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.entries) > self.size:
-            self.entries.pop(0)
+        def is_redundant(old: CachedPrefix) -> bool:
+            same = old.invocation is new.invocation
+            length = common_prefix(old.ids, new.ids, old.adapter_start, new.adapter_start, same)
+            return length == len(old.ids) and new.cache.has_prefix(0, length)
+
+        with self.lock:
+            self.entries = [prefix for prefix in self.entries if not is_redundant(prefix)] + [new]
+            while len(self.entries) > MAX_PREFIXES or sum(prefix.cache.size for prefix in self.entries) > self.size:
+                self.entries.pop(0)
 
 
 def common_prefix(
-    first: Sequence[int], second: Sequence[int], first_start: int | None = None, second_start: int | None = None
-) -> int:
+    first: Sequence[int], second: Sequence[int], first_start: int | None = None, second_start: int | None = None,
+    same_adapter: bool = True,
+) -> int:  # fmt: skip
     """The number of tokens that two sequences have in common at their beginning.
 
-    first_start, second_start: the positions from which an activated adapter changes them. If they differ, only the
-    tokens before both have the same keys and values.
+    first_start, second_start: the positions from which an activated adapter changes them; None for the base. If the
+    positions or the adapters differ, only the tokens before both positions have the same keys and values.
     """
     length = min(len(first), len(second))
-    if first_start != second_start:
+    if first_start != second_start or not same_adapter:
         length = min(length, *(start for start in (first_start, second_start) if start is not None))
         first, second = first[:length], second[:length]
     if first[:length] == second[:length]:  # comparing lists is much faster than a loop

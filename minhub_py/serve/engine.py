@@ -24,7 +24,7 @@ from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import Grammar
 from minhub_py.inference.native.library import MAX_TOKENS
-from minhub_py.inference.prefixes import identity_of_weights
+from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 from minhub_py.system.console import note
@@ -154,16 +154,17 @@ class Engine(EngineThread[Request]):
     batch_size: maximum number of sequences that run at the same time.
     max_length: maximum number of tokens of a sequence, including the prompt.
     queue_size: maximum number of waiting requests.
-    prefix_bytes: size of the prefix cache.
+    prefix_bytes: size of the prefix cache.    prefixes: a prefix cache that models with activated adapters share.
     disk: the prefix cache on disk, closed with the engine.
     """
 
     def __init__(
         self, model: Any, tokenizer: Tokenizer, *, batch_size: int = 8, max_length: int = 2048, queue_size: int = 128,
-        prefix_bytes: int = 2**28, disk: DiskCache | None = None,
+        prefix_bytes: int = 2**28, prefixes: PrefixCache | None = None, disk: DiskCache | None = None,
     ) -> None:  # fmt: skip
         super().__init__(batch_size, max_length, queue_size)
-        self.model, self.tokenizer, self.prefix_bytes, self.disk = model, tokenizer, prefix_bytes, disk
+        self.model, self.tokenizer, self.disk = model, tokenizer, disk
+        self.prefixes = prefixes or PrefixCache(prefix_bytes)
         self.running: dict[int, Request] = {}  # by row of the batch
         self.weights: list[object] = []  # identity of the weights of the batch
         self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
@@ -204,8 +205,10 @@ class Engine(EngineThread[Request]):
         identity = identity_of_weights(self.model)
         if self.weights and identity != self.weights and self.disk is not None:
             self.disk.weights_changed()
+        if self.weights:  # they have changed, or a step has failed: other engines may keep a shared prefix cache
+            self.prefixes = PrefixCache(self.prefixes.size)
         self.weights = identity
-        return Batch(self.model, self.batch_size, self.max_length, prefix_bytes=self.prefix_bytes, disk=self.disk,
+        return Batch(self.model, self.batch_size, self.max_length, prefixes=self.prefixes, disk=self.disk,
                      chunk=PREFILL_CHUNK)  # fmt: skip
 
     def _step(self, batch: Batch) -> Batch:

@@ -9,6 +9,7 @@ from minhub_py.checkpoints import local
 from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.fitting import describe
 from minhub_py.inference.disk_cache import DiskCache
+from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.models.base import Encoder
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
@@ -18,6 +19,7 @@ from minhub_py.serve.models import ServedModel, Task, task_of
 from minhub_py.system.spelling import setting
 
 DEFAULT_CONTEXT = 4096
+PREFIX_BYTES = 2**28  # of the prefix cache
 
 
 def sources_in_cache(load: Callable[[str], ServedModel]) -> dict[str, Source]:
@@ -58,8 +60,10 @@ def served_models(
     settings: of `engine_for`.
     """
     [base, *_] = networks
+    shared = PrefixCache(settings.get("prefix_cache", PREFIX_BYTES))
     for name, network in networks.items():
-        engine = engine_for(network, tokenizer, name, **settings)
+        shares = name == base or network.invocation is not None
+        engine = engine_for(network, tokenizer, name, prefixes=shared if shares else None, **settings)
         parent = None if name == base else base
         try:
             yield ServedModel(name, network, tokenizer, template, engine, seconds, parent=parent)
@@ -70,10 +74,12 @@ def served_models(
 
 def engine_for(
     model: Any, tokenizer: Any, name: str, *, max_requests: int, context: int | None, waiting: int = 128,
-    prefix_cache: int = 2**28, cache_dir: str | None = None, cache_size: int = 10**10,
+    prefix_cache: int = PREFIX_BYTES, prefixes: PrefixCache | None = None, cache_dir: str | None = None,
+    cache_size: int = 10**10,
 ) -> EngineThread[Any]:  # fmt: skip
     """The engine of a model. Encoders do not use `context` and `cache_dir`.
 
+    prefix_cache: size of the prefix cache in bytes.    prefixes: a prefix cache to share instead.
     ValueError: `context` exceeds the model's context length, or `cache_dir` cannot be written.
     """
     if isinstance(model, Encoder):
@@ -84,7 +90,7 @@ def engine_for(
     disk = None if cache_dir is None else DiskCache(cache_dir, cache_size)
     return Engine(
         model, tokenizer, batch_size=max_requests, max_length=length, queue_size=waiting, prefix_bytes=prefix_cache,
-        disk=disk,
+        prefixes=prefixes, disk=disk,
     )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ def train(
             (`pip install minhub_py[tensorboard]`) or ``"wandb:PROJECT"`` (`pip install minhub_py[wandb]`).
         **settings: Fields of `Settings`, such as family, start (identifier of a model to fine-tune), tokenizer, layers,
             width, context (tokens), steps, batch (sequences), learning_rate, sample, seed, device.
-            ``lora={"r": 16}`` trains an adapter of `start` in PEFT's format.
+            ``lora={"r": 16}`` trains an adapter of `start` in PEFT's format; with ``"invocation": " Lumo"``, it is
+            active from the last occurrence of this text (or of these token IDs) in a prompt on.
 
     Returns:
         The finished run.

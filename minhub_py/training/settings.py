@@ -61,7 +61,8 @@ class Settings:
     context: int | None = limited(None, 1)
     dropout: float | None = limited(None, 0.0, 0.99)
     config: Mapping[str, object] = field(default_factory=dict)  # further settings of config.json
-    # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora (adapter_run.py).
+    # Train an adapter of `start` instead of all weights: r, alpha, dropout, targets, dora, rslora, invocation
+    # (adapter_run.py).
     lora: Mapping[str, object] = field(default_factory=dict)
     quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)

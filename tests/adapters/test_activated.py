@@ -24,6 +24,7 @@ from minhub_py.adapters.merge import merge
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
 from minhub_py.models.lora import NEVER, Invocation
@@ -213,3 +214,24 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
         random_adapter(encoder, tmp_path / "bert", alora_invocation_tokens=(7,))
     with pytest.raises(ValueError, match="has an adapter already"):
         attach(activated, activated.attached)
+
+
+def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None:
+    """A prompt of the base, and the same text followed by the invocations of two adapters."""
+    base, _, activated = models(tmp_path, "llama")
+    random_adapter(base, tmp_path / "other", seed=1, alora_invocation_tokens=(9,))
+    other = from_pretrained(tmp_path / "base", adapter=tmp_path / "other", dtype="float32")
+    prefixes = PrefixCache(10**7)
+    batches = [Batch(model, rows=1, max_length=40, prefixes=prefixes) for model in (base, activated, other)]
+    text = texts_of(10)[0]
+    for batch, model, end, cached in (
+        (batches[0], base, [21], 0), (batches[1], activated, [7, 8, 21], 10), (batches[2], other, [9, 21], 10),
+        (batches[1], activated, [7, 8, 21, 22], 13), (batches[0], base, [7, 8, 21], 10),
+        (batches[0], base, [7, 8, 9], 12), (batches[1], activated, [7, 8, 9], 12),
+    ):  # fmt: skip
+        row = batch.admit(text + end, 3, sampling=GREEDY)
+        new = [event.id for event in batch.step()]
+        assert batch.cached_tokens[row] == cached
+        while len(batch):
+            new += [event.id for event in batch.step()]
+        assert new == generate(model, [text + end], 3, temperature=0, eos_id=None)[0]

@@ -9,7 +9,7 @@ from adapters import random_adapter
 from safetensors.torch import load_file
 from served_models import alone, serving
 
-from minhub_py import from_pretrained
+from minhub_py import from_pretrained, tokenizer_from_pretrained
 from minhub_py.cli.serving import load_served, parse_adapters
 from minhub_py.serve.loading import served_models
 
@@ -55,6 +55,40 @@ def test_requests_name_an_adapter(folder: Path, tmp_path: Path) -> None:
             factors = sum(tensor.nbytes for tensor in load_file(tmp_path / "a" / "adapter_model.safetensors").values())
             assert listed[1]["meta"]["size"] == factors + served[1].engine.cache_bytes
             assert listed[0]["meta"]["size"] > listed[1]["meta"]["size"]
+    finally:
+        for entry in served:
+            entry.engine.close()
+
+
+def test_activated_adapters_use_the_prefixes_of_their_base(folder: Path, tmp_path: Path) -> None:
+    """A long text is computed once for the base and for each activated adapter."""
+    model, tokenizer = from_pretrained(folder), tokenizer_from_pretrained(folder)
+    for seed, (name, end) in enumerate({"a": "dog", "b": "house"}.items()):
+        random_adapter(model, tmp_path / name, seed, alora_invocation_tokens=tuple(tokenizer.encode(f" {end}").ids))
+    random_adapter(model, tmp_path / "always", 2)
+    paths = {name: str(tmp_path / name) for name in ("a", "b", "always")}
+    loading = {"revision": "main", "device": "cpu", "dtype": "auto", "quantize": None}
+    model, *loaded = load_served(str(folder), loading, paths)
+    networks = {"tiny": model, **{name: model.adapter(name) for name in model.adapters}}
+    served = list(served_models(networks, *loaded, 60.0, max_requests=2, context=None))
+    by_name = {entry.name: entry for entry in served}
+    text = "the cat and the man went to the sea"
+    try:
+        with serving(*served) as address:
+
+            def cached(name: str, end: str) -> int:
+                body = {"model": name, "prompt": text + end, "max_tokens": 8, "temperature": 0}
+                reply = httpx2.post(f"{address}/v1/completions", json=body).json()
+                alone_text = alone(by_name[name], tokenizer.encode(text + end).ids, 8, 0, temperature=0)
+                assert reply["choices"][0]["text"] == alone_text
+                count: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+                return count
+
+            length = len(tokenizer.encode(text).ids)
+            assert cached("tiny", ".") == 0
+            assert cached("a", " dog") == length
+            assert cached("b", " house") == length
+            assert cached("always", " dog") == 0
     finally:
         for entry in served:
             entry.engine.close()

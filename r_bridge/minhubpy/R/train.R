@@ -97,7 +97,9 @@
 #' @param config Further settings of the model: a list with the names of
 #'   config.json, such as `list(window_size = 64)`.
 #' @param lora Train a LoRA adapter of `from` instead of all weights: its rank, such
-#'   as 16, or a list with `r`, `alpha`, `dropout`, `targets`, `dora` and `rslora`.
+#'   as 16, or a list with `r`, `alpha`, `dropout`, `targets`, `dora`, `rslora` and
+#'   `invocation`: the text in the prompt that activates the adapter, such as
+#'   `list(r = 16, invocation = " Lumo")`. Other texts have the results of `from`.
 #'   The folder then contains the adapter in PEFT's format. The further setting
 #'   `quantize = "nf4"` (or `"int8"`) stores the frozen weights in 4 (or 8) bits.
 #' @param metrics Where to write losses and speed during the run, too: the path of a

@@ -19,6 +19,24 @@ test_that("an adapter of a model is trained, and its folder loads as a model", {
   expect_refused(minhub_train(VERSE, lora = 2), "lora", class = "ValueError")
 })
 
+test_that("an activated adapter changes only texts with its invocation", {
+  needs_python()
+  data <- data.frame(prompt = rep(c("late train Code:", "cold soup Code:"), 4), completion = rep(c(" bus", " food"), 4))
+  teach <- function(invocation) {
+    minhub_train(
+      data, from = "minhub/shakespeare-gpt2", lora = list(r = 2, invocation = invocation), steps = 2, batch = 4,
+      context = 48, learning_rate = 0.01, seed = 1
+    )
+  }
+  run <- teach("Code:")
+  scores <- lapply(c("To be, or not", "soup Code: food"), function(text) {
+    list(token_logprobs(run$model, text)$logprob, token_logprobs(a_model(), text)$logprob)
+  })
+  expect_identical(scores[[1L]][[1L]], scores[[1L]][[2L]])
+  expect_false(identical(scores[[2L]][[1L]], scores[[2L]][[2L]]))
+  expect_refused(teach("Cost:"), "the prompt does not contain the invocation 'Cost:'", class = "ValueError")
+})
+
 test_that("a data frame teaches a model a task", {
   needs_python()
   from <- "minhub/shakespeare-gpt2"
