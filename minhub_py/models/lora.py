@@ -11,6 +11,7 @@ Notation
 """
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -49,15 +50,36 @@ class Invocation:
     """Where an activated adapter starts: at the last invocation in the prompt of each text, as in PEFT's `generate`.
 
     tokens: the invocation, at least one token ID. A text without it is computed by the base.
-    active: (B, T), whether the adapter changes each token of the latest call. Blocks that gradient checkpointing
-        computes again in the backward pass read it, too.
+
+    Threads may use a model at the same time: each has its own values.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.active: Tensor | None = None
-        # Of the texts of calls without a cache, None for `NEVER`; without starts, the last invocation in each text.
-        self.starts: Sequence[int | None] | None = None
+        self._thread = threading.local()
+        self._latest: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type["Invocation"], tuple[list[int]]]:
+        """A copy has no values of calls."""
+        return Invocation, (self.tokens,)
+
+    @property
+    def active(self) -> Tensor | None:
+        """(B, T), whether the adapter changes each token of the latest call; None before the first call.
+
+        PyTorch's threads for the backward pass, which compute blocks again with gradient checkpointing, make no calls:
+        they use the latest call of another thread.
+        """
+        return getattr(self._thread, "active", self._latest)
+
+    @property
+    def starts(self) -> Sequence[int | None] | None:
+        """Of the texts of calls without a cache, None for `NEVER`; without starts, the last invocation in each text."""
+        return getattr(self._thread, "starts", None)
+
+    @starts.setter
+    def starts(self, starts: Sequence[int | None] | None) -> None:
+        self._thread.starts = starts
 
     def start(self, prompt: Sequence[int], continuation: Sequence[int] = ()) -> int:
         """The position of the last invocation in a prompt, or else in the text with its continuation, or `NEVER`."""
@@ -81,9 +103,9 @@ class Invocation:
         first = torch.tensor([NEVER if start is None else start for start in starts], device=idx.device)
         if past.texts:
             first = first.repeat_interleave(torch.tensor([text.length for text in past.texts], device=idx.device))
-            self.active = past.positions >= first
         else:
-            self.active = past.positions >= first.unsqueeze(1)
+            first = first.unsqueeze(1)
+        self._thread.active = self._latest = past.positions >= first
 
     def _cached_starts(self, idx: Tensor, cache: Cache) -> list[int | None]:
         """The starts of the rows of a cache: of an earlier call, or of the new tokens."""
@@ -173,8 +195,8 @@ class LoRALinear(nn.Module):
         a, b = factors.lora_A, self.of_rows(factors.lora_B)
         dropped = F.dropout(x, factors.dropout, self.training) if factors.dropout else x
         low = factors.scale * F.linear(F.linear(dropped.to(a.dtype), a), b)
-        if self.invocation is not None and self.invocation.active is not None:
-            low = low * self.invocation.active.reshape(*low.shape[:-1], 1)
+        if self.invocation is not None and (active := self.invocation.active) is not None:
+            low = low * active.reshape(*low.shape[:-1], 1)
         if factors.magnitude is None:
             return y + low.to(y.dtype)
         gain = self.gain()

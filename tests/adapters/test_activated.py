@@ -1,6 +1,8 @@
 """Activated adapters: the tokens before the invocation are the base's, and the others have the adapter."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,22 @@ def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None
         while len(batch):
             new += [event.id for event in batch.step()]
         assert new == generate(model, [text + end], 3, temperature=0, eos_id=None)[0]
+
+
+def test_threads_compute_different_texts(tmp_path: Path) -> None:
+    """And a copy is independent of the model."""
+    _, _, activated = models(tmp_path, "llama")
+    texts = [torch.tensor([texts_of(40)[0] + TEXTS[0]]), torch.tensor([TEXTS[1] + texts_of(40)[0]])]
+    with torch.no_grad():
+        expected = [activated(idx) for idx in texts]
+
+    @torch.no_grad()
+    def compute(number: int) -> bool:
+        return all(torch.equal(activated(texts[number]), expected[number]) for _ in range(30))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(compute, [0, 1]))
+    copy = deepcopy(activated)
+    assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
+    with torch.no_grad():
+        assert torch.equal(copy(texts[0]), expected[0])
