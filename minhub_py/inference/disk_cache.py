@@ -84,19 +84,19 @@ class DiskCache:
 
         cache: the batch's, for its layout. The weights are hashed by the first call, and after `weights_changed`.
         """
-        if runner.kernels is None or model.encoder_decoder or model.invocation is not None:
+        if runner.kernels is None or model.encoder_decoder:
             if self.writing:
                 self.writing = False
                 self._note(
                     "not used: "
                     + ("an encoder-decoder has no prefixes" if model.encoder_decoder else
-                       "the keys and values of an activated adapter depend on where it starts"
-                       if model.invocation is not None else
                        "PyTorch computes this model, with results that depend on the number of tokens per call")
                 )  # fmt: skip
             return False
         if self.key is None:
-            self.key = key_of(model, runner.kernels, cache)
+            # With an activated adapter, the base computes the stored prefixes, which end at the invocation.
+            weights = model if model.invocation is None or model.base is None else model.base
+            self.key = key_of(weights, runner.kernels, cache)
             self.folder = self.root / self.key
             # Of a recurrent layer, only the last state is stored.
             self.buffers = [
@@ -121,8 +121,14 @@ class DiskCache:
         return self.reader.submit(self._load, list(ids), known)
 
     def store(self, prefix: CachedPrefix) -> None:
-        """Write a prefix in the background, unless it is short, on disk already, or too much waits to be written."""
-        if self.key is None or not self.writing or len(prefix.ids) < BLOCK:
+        """Write a prefix in the background, unless it is short, on disk already, or too much waits to be written.
+
+        Of a prefix with an activated adapter, the tokens before its start.
+        """
+        if prefix.adapter_start is not None:
+            prefix = CachedPrefix(prefix.ids[: prefix.adapter_start], prefix.cache)
+        available = prefix.cache.has_prefix(0, len(prefix.ids))
+        if self.key is None or not self.writing or len(prefix.ids) < BLOCK or not available:
             return
         with self.lock:
             if self.pending and self.pending + prefix.cache.size > MAX_PENDING:

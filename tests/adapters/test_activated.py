@@ -25,6 +25,7 @@ from minhub_py.adapters.attach import attach
 from minhub_py.adapters.merge import merge
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
+from minhub_py.inference.disk_cache import BLOCK, DiskCache
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.sampling import Sampling
@@ -237,6 +238,30 @@ def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None
         while len(batch):
             new += [event.id for event in batch.step()]
         assert new == generate(model, [text + end], 3, temperature=0, eos_id=None)[0]
+
+
+def test_prefixes_on_disk_are_those_of_the_base(tmp_path: Path) -> None:
+    base, _, activated = models(tmp_path, "llama")
+    text = texts_of(BLOCK + 6)[0]
+
+    def reply(model: Any, ids: list[int]) -> int:
+        """Checks a reply, and returns the number of tokens from the disk."""
+        disk = DiskCache(tmp_path / "cache", 10**8)
+        batch = Batch(model, rows=1, max_length=200, prefix_bytes=10**7, chunk=50, disk=disk)
+        row, new, cached = batch.admit(ids, 3, sampling=GREEDY), list[int](), 0
+        while len(batch):
+            new += [event.id for event in batch.step()]
+            cached = max(cached, batch.cached_tokens.get(row, 0))
+        disk.close()
+        assert new == generate(model, [ids], 3, temperature=0, eos_id=None)[0]
+        return cached
+
+    assert reply(activated, [7, 8, *text]) == 0  # the base computes no token: nothing is stored
+    assert reply(base, [7, 8, *text]) == 0
+    assert reply(activated, [7, 8, *text]) == 0  # the base's are of no use
+    assert reply(activated, [*text, 7, 8]) == 0
+    assert reply(base, [*text, 7, 8, 9]) == BLOCK
+    assert reply(activated, [*text, 9, 7, 8, 9]) == BLOCK
 
 
 def test_threads_compute_different_texts(tmp_path: Path) -> None:
