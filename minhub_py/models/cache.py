@@ -198,8 +198,8 @@ class Cache:
             values[:, :, end - T : end] = v
         else:
             slots = positions[:, -size:] % size
-            keys[by_row, :, slots] = k[:, :, -size:].transpose(1, 2)
-            values[by_row, :, slots] = v[:, :, -size:].transpose(1, 2)
+            keys[by_row, :, slots] = k[:, :, -size:].transpose(1, 2).to(keys.dtype)
+            values[by_row, :, slots] = v[:, :, -size:].transpose(1, 2).to(values.dtype)
         if old is not None:
             attended = torch.cat((old, positions), dim=1)
             return torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2), attended

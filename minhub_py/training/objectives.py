@@ -31,7 +31,7 @@ from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
 from minhub_py.training.memory import groups_of, recomputed
 from minhub_py.training.optimizer import random_seed
-from minhub_py.training.packing import hidden_of_texts, supports_packing
+from minhub_py.training.packing import hidden_after, hidden_of_texts, supports_packing, supports_skipping
 from minhub_py.training.settings import Settings
 
 HEAD_ROWS = 64
@@ -67,19 +67,20 @@ class ExampleTask:
 
     objective: see examples.py.    beta: of DPO.    keep_weight: of rows with `keep`.
     mask_id, vocab_size: for masked words.    packed: whether texts are computed without padding (packing.py).
-    invocation: of an activated adapter.
+    invocation: of an activated adapter.    skipped: whether the tokens before it need no gradients (packing.py).
     """
 
     def __init__(
         self, objective: str, train: Examples, held_out: Examples, *, batch: int, micro_batch: int, seed: int,
         max_tokens: int, beta: float = 0.1, keep_weight: float = 1.0, classes: int = 0, mask_id: int | None = None,
         vocab_size: int = 0, packed: bool = False, invocation: Invocation | None = None,
+        skipped: bool = False,
     ) -> None:  # fmt: skip
         self.objective, self.train, self.held_out = objective, train, held_out
         self.batch, self.micro_batch, self.seed, self.max_tokens = batch, micro_batch, seed, max_tokens
         self.beta, self.keep_weight = beta, keep_weight
         self.classes, self.mask_id, self.vocab_size = classes, mask_id, vocab_size
-        self.packed, self.invocation = packed, invocation
+        self.packed, self.invocation, self.skipped = packed, invocation, skipped
 
     def numbers(self, step: int) -> list[int]:
         """The examples of a step: each epoch is another permutation, which depends on the seed and its number only."""
@@ -189,8 +190,7 @@ class ExampleTask:
 
         Of rows to keep: minus the divergence of the target's distribution from the reference's.
         """
-        with starting_at(model, batch.adapter_starts):
-            hidden = self.hidden(model, batch.idx, batch.mask)
+        hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
         chosen = batch.weights[:, 1:] > 0
         frozen = model.base is not None and not any(
             isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
@@ -206,14 +206,20 @@ class ExampleTask:
             chosen, token_logprobs(model.logits, hidden[chosen], batch.idx[:, 1:][chosen], frozen)
         )
 
-    def hidden(self, model: Any, idx: Tensor, mask: Tensor) -> Tensor:
-        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed, padding is 0."""
+    def hidden(self, model: Any, idx: Tensor, mask: Tensor, starts: list[int] | None = None) -> Tensor:
+        """The input (B, T - 1, C) of the head, for all tokens of each row but the last; packed, padding is 0.
+
+        starts: of an activated adapter. If `skipped`, the result before them is 0.
+        """
         lengths = (mask.sum(dim=1) - 1).clamp(min=1).tolist()
         idx = idx[:, :-1]
-        if not self.packed or min(lengths) == idx.size(1):
-            return model.hidden(idx)  # type: ignore[no-any-return]
-        hidden = hidden_of_texts(model, [row[:length] for row, length in zip(idx, lengths, strict=True)])
-        return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
+        if self.skipped and starts is not None and model.invocation is not None:
+            return hidden_after(model, idx, lengths, starts)
+        with starting_at(model, starts):
+            if not self.packed or min(lengths) == idx.size(1):
+                return model.hidden(idx)  # type: ignore[no-any-return]
+            hidden = hidden_of_texts(model, [row[:length] for row, length in zip(idx, lengths, strict=True)])
+            return F.pad(hidden, (0, 0, 0, idx.size(1) - hidden.size(1)))
 
     def preference_loss(self, model: Any, batch: Batch) -> Tensor:
         """DPO: -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))); the reference is the base."""
@@ -297,7 +303,7 @@ def example_task(
         objective, corpus.train, corpus.held_out, batch=settings.batch, micro_batch=micro_batch, seed=settings.seed,
         max_tokens=settings.evaluate_tokens, beta=settings.beta, keep_weight=settings.keep_weight,
         classes=len(corpus.labels), mask_id=mask_id, vocab_size=model.config.vocab_size, packed=supports_packing(model),
-        invocation=model.invocation,
+        invocation=model.invocation, skipped=not settings.checkpointing and supports_skipping(model),
     )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from adapters import random_adapter
 from click.testing import CliRunner
+from references import assert_close, random_model, texts_of
 from training_runs import BUILT_IN, contents, held_out_losses
 
 from minhub_py import (
@@ -22,8 +24,10 @@ from minhub_py import (
 )
 from minhub_py.checkpoints import local
 from minhub_py.cli.main import main
+from minhub_py.models.lora import starting_at
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.objectives import ExampleTask
+from minhub_py.training.packing import hidden_after
 
 START = BUILT_IN["gpt2"]
 QUICK: dict[str, Any] = {"start": START, "context": 64, "threads": 1, "progress": False, "dtype": "float32"}
@@ -39,12 +43,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def task_of(run: Any, packed: bool) -> tuple[ExampleTask, Any]:
+def task_of(run: Any, packed: bool, skipped: bool) -> tuple[ExampleTask, Any]:
     """The task of a run and its first batch."""
     corpus = run.corpus
     assert isinstance(corpus, ExampleCorpus)
     task = ExampleTask(corpus.objective, corpus.train, corpus.held_out, batch=8, micro_batch=8, seed=1,
-                       max_tokens=99999, packed=packed, invocation=run.model.invocation)  # fmt: skip
+                       max_tokens=99999, packed=packed, invocation=run.model.invocation, skipped=skipped)  # fmt: skip
     [batch] = task.step_batches(0, slice(0, 8))
     return task, batch
 
@@ -70,10 +74,10 @@ def test_an_activated_adapter_learns_and_other_texts_are_those_of_the_base(run: 
     assert all(torch.equal(*pair) for pair in zip(*scores, strict=True))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_loss_is_that_of_generated_replies(packed: bool, run: Any) -> None:
+@pytest.mark.parametrize(("packed", "skipped"), [(False, False), (True, False), (True, True)])
+def test_the_loss_is_that_of_generated_replies(packed: bool, skipped: bool, run: Any) -> None:
     """A reply that contains the invocation does not move the start."""
-    task, batch = task_of(run, packed)
+    task, batch = task_of(run, packed, skipped)
     model = run.model
     prompts, replies = [], []
     for ids, weights in zip(batch.idx.tolist(), batch.weights.tolist(), strict=True):
@@ -83,6 +87,31 @@ def test_the_loss_is_that_of_generated_replies(packed: bool, run: Any) -> None:
     expected = -torch.cat(score(model, prompts, targets=replies)).sum()
     with torch.no_grad():
         torch.testing.assert_close(task.loss(model, batch), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
+@pytest.mark.parametrize("starts", [[4, 0, 9], [2, 60, 58]])
+def test_tokens_before_the_start_need_no_gradients(name: str, starts: list[int], tmp_path: Path) -> None:
+    """Also if the longest texts before and after a start exceed the context length together."""
+    base = random_model(name)
+    save_pretrained(base, tmp_path / "base")
+    random_adapter(base, tmp_path / "adapter", alora_invocation_tokens=(7,))
+    model = from_pretrained(tmp_path / "base", adapter=tmp_path / "adapter", dtype="float32")
+    lengths = [93, 91, 90] if starts[0] == 2 else [12, 20, 11]
+    assert model.config.context_length == 96
+    idx = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts_of(*lengths)])
+    factors = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
+    with starting_at(model, starts):
+        expected = model.hidden(idx)
+    actual = hidden_after(model, idx, lengths, starts)
+    inside = [torch.arange(idx.size(1)).ge(start) & torch.arange(idx.size(1)).lt(length)
+              for start, length in zip(starts, lengths, strict=True)]  # fmt: skip
+    mask = torch.stack(inside).unsqueeze(2)
+    assert_close(actual, expected * mask)
+    weights = torch.linspace(-1, 1, expected.size(2)) * mask
+    pairs = [torch.autograd.grad((hidden * weights).sum(), factors) for hidden in (expected, actual)]
+    for full, gradient in zip(*pairs, strict=True):
+        assert_close(gradient, full)
 
 
 def test_checkpointing_and_accumulation_do_not_change_the_loss(tmp_path: Path) -> None:
