@@ -23,7 +23,7 @@ def logits_of(runner: Any, model: Any, texts: list[list[int]]) -> torch.Tensor:
     return runner.forward(dict(enumerate(texts)), cache, every=True).clone()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "qwen3", "granite"])
 @pytest.mark.parametrize("kind", [None, "int8", "nf4"])
 def test_the_decoder_adds_adapters_without_merging(name: str, kind: str | None, tmp_path: Path) -> None:
     model = random_model(name)

@@ -92,15 +92,16 @@ static int has_low_rank(const operation *op, const call *c, int64_t tokens) {
     return 0;
 }
 
-/* Adds the product of an adapter to outputs of a chunk. sums: a buffer (tokens, end - begin). */
-static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float *sums, int thread) {
+/* Adds scale times the product of an adapter to outputs of a chunk. sums: a buffer (tokens, end - begin). */
+static void add_low_rank(const task *t, int64_t begin, int64_t end, float *out, int64_t stride, float scale, float *sums,
+                         int thread) {
     const int64_t n = end - begin;
     const product p = {.weight = &t->op->low_b, .begin = begin, .end = end, .inputs = t->c->low,
                        .input_stride = t->c->width, .outputs = sums, .output_stride = n, .tokens = t->tokens,
                        .workspace = workspace(t->c, thread)};
     kernels.linear(&p);
     for (int64_t m = 0; m < t->tokens; m++)
-        for (int64_t i = 0; i < n && is_adapted(t->c, m); i++) out[m * stride + i] += sums[m * n + i];
+        for (int64_t i = 0; i < n && is_adapted(t->c, m); i++) out[m * stride + i] += scale * sums[m * n + i];
 }
 
 static void linear_chunk(void *context, int64_t chunk, int thread) {
@@ -111,7 +112,7 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
     if (t->op->kind != ADD) {
         const int64_t stride = t->op->kind == LOGITS ? w->rows : t->c->width;
         multiply(t, begin, end, t->out + begin, stride, thread);
-        if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, stride, scratch(t->c, thread), thread);
+        if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, stride, 1, scratch(t->c, thread), thread);
         if (bias || t->op->activation)
             for (int64_t m = 0; m < t->tokens; m++)
                 kernels.add_bias_activate(t->out + m * stride + begin, bias, n, t->op->activation);
@@ -121,13 +122,13 @@ static void linear_chunk(void *context, int64_t chunk, int thread) {
         return;
     }
     float *sums = scratch(t->c, thread); /* (tokens, n) */
+    const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
     multiply(t, begin, end, sums, n, thread);
     for (int64_t m = 0; m < t->tokens; m++) {
         kernels.add_bias_activate(sums + m * n, bias, n, t->op->activation);
-        const float scale = t->op->norm.scale ? t->op->norm.scale : 1;
         for (int64_t i = 0; i < n; i++) t->out[m * t->c->width + begin + i] += scale * sums[m * n + i];
     }
-    if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, t->c->width, sums, thread);
+    if (t->low_rank) add_low_rank(t, begin, end, t->out + begin, t->c->width, scale, sums, thread);
 }
 
 /* The kernel for blocks of 256. tokens: of the call, also for experts, because the buffer of codes has space for a few
