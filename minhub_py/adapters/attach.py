@@ -18,7 +18,6 @@ from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.lora import Invocation, LoRALinear, activated, is_adapted, new_factors
 from minhub_py.models.skeleton import skeleton
-from minhub_py.models.steps import Experts
 from minhub_py.registry import architecture_of
 
 
@@ -56,13 +55,8 @@ def invocation_tokens(base: LanguageModel, adapter: Adapter, targets: Mapping[st
     if max(tokens) >= base.config.vocab_size:
         raise ValueError(f"alora_invocation_tokens contains {max(tokens)}: token IDs must be below "
                          f"{base.config.vocab_size}, so the adapter belongs to another model")  # fmt: skip
-    # Modules that do not compute each token of a call: the head computes some of them, and a router's weight is merged.
-    routers = [step.router for step in base.steps() if isinstance(step, Experts)]
-    excluded = [
-        module for module in adapter.factors
-        if targets[module].is_head or any(base.get_submodule(name) in routers for name, _ in targets[module].layers)
-    ]  # fmt: skip
-    if excluded:
+    # The head computes only some tokens of a call, and the weight of a router is merged.
+    if excluded := [module for module in adapter.factors if targets[module].is_head or targets[module].is_router]:
         raise ValueError(f"an activated adapter cannot change the head or the routers of the model, {brief(excluded)}: "
                          "remove them from target_modules")  # fmt: skip
     return tokens

@@ -12,6 +12,7 @@ import weights_map
 from minhub_py.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
+from minhub_py.models.steps import Experts
 from minhub_py.registry import architecture_of
 from weights_map.conversion import Conversion
 from weights_map.engine import transpose
@@ -32,6 +33,7 @@ class Target:
     shape: tuple[int, int]
     layers: tuple[tuple[str, Tensor | None], ...]
     is_head: bool
+    is_router: bool
     transposed: bool
 
 
@@ -46,7 +48,7 @@ def linear_targets(model: LanguageModel) -> dict[str, Target]:
     """All linear layers by the names of their Hub modules."""
     bare = skeleton(type(model), model.config)
     layers = {f"{name}.weight": module for name, module in bare.named_modules() if type(module) is nn.Linear}
-    heads = head_names(bare)
+    heads, routers = head_names(bare), [step.router for step in bare.steps() if isinstance(step, Experts)]
     targets = {}
     for conversion in conversions_of(model):
         if len(conversion.targets) != 1 or not set(conversion.sources) <= layers.keys():
@@ -61,6 +63,7 @@ def linear_targets(model: LanguageModel) -> dict[str, Target]:
             tuple((name.removesuffix(".weight"), None if same else number[:, 0].contiguous())
                   for name, number in zip(conversion.sources, numbers, strict=True)),
             any(name.removesuffix(".weight") in heads for name in conversion.sources),
+            any(module in routers for module in modules),
             conversion.operation is transpose,
         )  # fmt: skip
     return targets
@@ -94,7 +97,7 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
         patterns = DEFAULT_TARGETS[model_type]
     selected = [
         name for name, target in targets.items()
-        if (not target.is_head if patterns == ALL_LINEAR else matches(patterns, name))
+        if (is_default(config, target) if patterns == ALL_LINEAR else matches(patterns, name))
         and not (config.exclude_modules and matches(config.exclude_modules, name))
         and not contains(config.modules_to_save, name)
         and is_in_layers(config, name)
@@ -104,6 +107,11 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
         ends = sorted({name.rpartition(".")[2] for name in targets})
         raise ValueError(f"target_modules {shown} matches no linear layer of the model: it has {', '.join(ends)}")
     return selected
+
+
+def is_default(config: AdapterConfig, target: Target) -> bool:
+    """Whether "all-linear" includes a module. An activated adapter cannot change routers (`attach`)."""
+    return not target.is_head and not (target.is_router and config.alora_invocation_tokens is not None)
 
 
 def matches(patterns: Collection[str] | str, name: str) -> bool:

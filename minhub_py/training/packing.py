@@ -7,7 +7,7 @@ Skipping: the tokens before the start of an activated adapter need no backward p
 the base's.
 """
 
-import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -41,8 +41,8 @@ def hidden_of_texts(model: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
 
 
 def supports_skipping(model: LanguageModel) -> bool:
-    """Whether `hidden_after` can compute a model: all layers attend to all previous positions."""
-    return all(isinstance(layer, KeyValues) and layer.window is None for layer in model.cache_layout())
+    """Whether `hidden_after` can compute a model: all layers have keys and values of each position."""
+    return all(isinstance(layer, KeyValues) for layer in model.cache_layout())
 
 
 def hidden_after(model: LanguageModel, idx: Tensor, lengths: Sequence[int], starts: Sequence[int]) -> Tensor:
@@ -52,7 +52,9 @@ def hidden_after(model: LanguageModel, idx: Tensor, lengths: Sequence[int], star
     """
     assert model.base is not None
     before, after = max(starts), max(length - start for length, start in zip(lengths, starts, strict=True))
-    if before + after > (model.config.context_length or math.inf):  # of different texts
+    windows = [layer.window for layer in model.cache_layout() if isinstance(layer, KeyValues)]
+    limit = min(size for size in (model.config.context_length, *windows, sys.maxsize) if size is not None)
+    if len(idx) > 1 and before + after > limit:  # positions do not exist, or padding would replace others in a window
         rows = zip(idx.split(1), lengths, starts, strict=True)
         return torch.cat([hidden_after(model, row, [length], [start]) for row, length, start in rows])
     # Autocast computes keys, values and attention in its dtype.

@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_generated_replies(packed: bool, skipped: bool, run:
         torch.testing.assert_close(task.loss(model, batch), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "gpt_oss", "bloom"])
 @pytest.mark.parametrize("starts", [[4, 0, 9], [2, 60, 58]])
 def test_tokens_before_the_start_need_no_gradients(name: str, starts: list[int], tmp_path: Path) -> None:
     """Also if the longest texts before and after a start exceed the context length together."""
@@ -98,7 +98,7 @@ def test_tokens_before_the_start_need_no_gradients(name: str, starts: list[int],
     random_adapter(base, tmp_path / "adapter", alora_invocation_tokens=(7,))
     model = from_pretrained(tmp_path / "base", adapter=tmp_path / "adapter", dtype="float32")
     lengths = [93, 91, 90] if starts[0] == 2 else [12, 20, 11]
-    assert model.config.context_length == 96
+    assert name == "bloom" or model.config.context_length == 96
     idx = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in texts_of(*lengths)])
     factors = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
     with starting_at(model, starts):
