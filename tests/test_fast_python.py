@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from fast_python import ENVIRONMENT, programs, python
 
 SHOW = """
@@ -56,6 +57,25 @@ def test_a_program_starts_in_the_state_of_a_new_python(tmp_path: Path) -> None:
     code = "import sys; print('torch' in sys.modules, __import__('torch').get_num_threads())"
     command = [python(), "-c", code]
     assert subprocess.run(command, env=environment, stdout=-1, text=True, check=True).stdout == "True 2\n"
+
+
+def test_training_in_this_process_does_not_prevent_forks() -> None:
+    """The first optimizer of a process sets a variable of its environment, which later programs inherit."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    environment = ENVIRONMENT | {name: os.environ[name]}
+    code = f"import os, sys; print('torch' in sys.modules, os.environ[{name!r}])"
+    result = subprocess.run([python(), "-c", code], env=environment, stdout=-1, text=True, check=True)
+    assert result.stdout == f"True {os.environ[name]}\n"
+
+
+def test_modules_of_pythonpath_replace_imported_ones(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("name = 'replaced'", encoding="utf-8")
+    (tmp_path / "matplotlib").mkdir()
+    code = "import numpy, matplotlib, torch; print(matplotlib.__path__, torch.name)"
+    fork, new = both("-c", code, env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)})
+    assert fork == new
+    assert fork[1].endswith("replaced\n")
 
 
 def test_a_program_ends_as_a_new_python(tmp_path: Path) -> None:

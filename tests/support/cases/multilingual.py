@@ -44,4 +44,7 @@ PUBLISHED: dict[str, int] = {
     "facebook/xglm-7.5B": 7_492_771_840,
 }
 
-FAMILY = Cases(SMALL, CASES, few=("bloom", "xglm"), gradients=(), published=PUBLISHED, refused=REFUSED)
+FAMILY = Cases(
+    SMALL, CASES, few=("bloom", "xglm"), gradients=(), published=PUBLISHED, refused=REFUSED,
+    fresh={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+)  # fmt: skip

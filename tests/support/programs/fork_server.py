@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 
 REAL = b"real"
 # Prefixes of variables that Python or a library reads while it starts, and those variables that a fork applies.
-START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA", "ATEN_")
-APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"}
+START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA", "ATEN_", "MPL")
+# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR, which is read at each use.
+APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -162,6 +163,7 @@ def become(request: dict[str, Any]) -> None:
         lines = number == 2 or os.isatty(number)
         mode, size = "wb" if number else "rb", 0 if unbuffered and number else -1
         binary = open(number, mode, buffering=size)  # noqa: SIM115
+        getattr(binary, "raw", binary).name = f"<{name}>"
         old = getattr(sys, name)
         stream = type(old)(binary, old.encoding, old.errors, line_buffering=lines, write_through=unbuffered)
         stream.mode = "w" if number else "r"
@@ -171,9 +173,19 @@ def become(request: dict[str, Any]) -> None:
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
 
 
+def remove_replaced_modules(entries: list[str]) -> None:
+    """Remove imported modules that a folder of PYTHONPATH replaces."""
+    names = {name.partition(".")[0] for entry in entries if os.path.isdir(entry) for name in os.listdir(entry)}
+    for module in list(sys.modules):
+        if module.partition(".")[0] in names:
+            del sys.modules[module]
+
+
 def run(arguments: list[str], environment: dict[str, str]) -> None:
     """Run `-m MODULE ARGUMENTS`, `-c CODE ARGUMENTS` or `FILE ARGUMENTS`, as Python does."""
-    path = path_entries(environment) + BASE_PATH
+    entries = path_entries(environment)
+    remove_replaced_modules([entry for entry in entries if entry not in OWN_PATH])
+    path = entries + BASE_PATH
     if arguments[0] == "-m":
         module, sys.argv = arguments[1], arguments[1:]
         sys.path[:] = [os.getcwd(), *path]
@@ -216,7 +228,7 @@ def finish(request: dict[str, Any]) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError as error:
-        print(f"Exception ignored: {error}", file=sys.stderr)
+        print(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}", file=sys.stderr)
         status = 120
     sys.stderr.flush()
     if interrupted:
