@@ -40,7 +40,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One thread, as in conftest.py, and a shared cache with minhubpy."""
     cache = str(tmp_path_factory.mktemp("cache"))
-    ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": ""}
+    ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": "",
+            "R_COMPILE_PKGS": "FALSE"}  # fmt: skip  # bytecode of minhubpy, which takes longer than the tests that call it
     return {name: value for name, value in os.environ.items() if name not in IN_THE_WAY} | ours
 
 
