@@ -1,8 +1,8 @@
 """Data-parallel training over gloo gives the result of one process.
 
 One test starts torchrun, and its processes as forks of a server that has imported PyTorch (test_tensor_parallel.py
-starts them as new Pythons). The others fork their processes with torchrun's environment variables, because it takes half a
-minute to import PyTorch in each process on a busy machine.
+starts them as new Pythons). The others fork their processes with torchrun's environment variables. To import PyTorch in
+each process takes half a minute on a busy machine.
 """
 
 import csv

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 REAL = b"real"
 # Prefixes of variables that Python or a library reads while it starts, and those variables that a fork applies.
 START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA", "ATEN_", "MPL")
-# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. That and torchrun's variables are
-# read at each use.
+# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. PyTorch reads it and torchrun's
+# variables at each use.
 APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
 TORCHRUN = ("TORCHELASTIC_", "TORCH_NCCL_")
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
