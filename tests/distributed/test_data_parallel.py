@@ -1,7 +1,8 @@
 """Data-parallel training over gloo gives the result of one process.
 
-One test starts torchrun. The others fork their processes from a server that has imported PyTorch, with torchrun's
-environment variables, because torchrun takes half a minute to import PyTorch in each process on a busy machine.
+One test starts torchrun, and its processes as forks of a server that has imported PyTorch (test_tensor_parallel.py
+starts them as new Pythons). The others fork their processes with torchrun's environment variables. To import PyTorch in
+each process takes half a minute on a busy machine.
 """
 
 import csv
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from children import SERVER
+from fast_python import python
 from safetensors import safe_open
 
 from minhub_py.checkpoints.storage import Checkpoint
@@ -39,7 +41,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
     """The exit status of torchrun, and its processes' standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "minhub_py.training", *map(str, arguments)]
+    command += ["--no-python", python(), "-m", "minhub_py.training", *map(str, arguments)]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

@@ -300,7 +300,7 @@ def test_each_family_can_be_trained_and_fine_tuned(
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose is a rose. " * 200)
     small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
-    run = minhub_py.train(text, tmp_path / "run", family=family, steps=40, evaluate_every=20, **small, progress=False)
+    run = minhub_py.train(text, tmp_path / "run", family=family, steps=16, evaluate_every=8, **small, progress=False)
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = getattr(minhub_py, f"{family}_from_pretrained")(tmp_path / "run", device="cpu")
     assert type(runner_of(model)) is NativeRunner

@@ -38,9 +38,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One thread, as in conftest.py, and a shared cache with minhubpy."""
+    """One thread, as in conftest.py, and a shared cache with minhubpy, without bytecode: to compile it takes long."""
     cache = str(tmp_path_factory.mktemp("cache"))
-    ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": ""}
+    ours = {"OMP_NUM_THREADS": "1", "R_USER_CACHE_DIR": cache, "LC_ALL": "C.UTF-8", "R_PROFILE_USER": "",
+            "R_COMPILE_PKGS": "FALSE"}  # fmt: skip
     return {name: value for name, value in os.environ.items() if name not in IN_THE_WAY} | ours
 
 

@@ -35,6 +35,8 @@ def run_r_tests(
     if way == "worker":  # in reverse order, with a Python that is found by the last of several variables
         files = files[::-1]
         named = {"MINHUBPY_PYTHON": None, "RETICULATE_PYTHON": fast_python.python(), **named}
+    else:  # `minhub r` installs minhubpy, here without bytecode, which the other way's library has
+        named = {"R_USER_CACHE_DIR": str(library.parent / "hosted"), "R_COMPILE_PKGS": "FALSE", **named}
     result = subprocess.run(
         [*WAYS[way], str(PROGRAMS / "run_testthat.R"), str(R_TESTS), *files],
         env=environment(library, MINHUBPY_REFERENCE=str(reference_folder), **named),

@@ -24,14 +24,17 @@ from typing import Any, NoReturn
 REAL = b"real"
 # Prefixes of variables that Python or a library reads while it starts, and those variables that a fork applies.
 START = ("PYTHON", "LD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA", "ATEN_", "MPL")
-# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR, which is read at each use.
+# Importing torch._inductor, as the first optimizer does, sets TORCHINDUCTOR_CACHE_DIR. PyTorch reads it and torchrun's
+# variables at each use.
 APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}
+TORCHRUN = ("TORCHELASTIC_", "TORCH_NCCL_")
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 def start_state(environment: dict[str, str]) -> dict[str, str]:
     """The settings that a running Python cannot change."""
-    state = {name: value for name, value in environment.items() if name.startswith(START) and name not in APPLIED}
+    state = {name: value for name, value in environment.items()
+             if name.startswith(START) and name not in APPLIED and not name.startswith(TORCHRUN)}  # fmt: skip
     locale = environment.get("LC_CTYPE") or environment.get("LANG")
     # Python replaces the locale C by C.UTF-8, but not if LC_ALL is set. There, PYTHONUTF8 changes nothing.
     state["locale"] = environment.get("LC_ALL") or (locale if locale not in (None, "", "C") else "C.UTF-8")
