@@ -13,6 +13,7 @@ from references import assert_close, random_model, texts_of
 from torch import Tensor
 
 from minhub_py import (
+    attribution,
     bert,
     embed,
     from_pretrained,
@@ -193,6 +194,8 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
         merge(activated)
     with pytest.raises(ValueError, match="an activated adapter cannot be written as TorchScript"):
         save_torchscript(activated, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"heads=True\) needs one weight for all tokens, .*: use heads=False"):
+        attribution(activated, None, TEXTS[0], 5, heads=True)
     settings = json.loads((tmp_path / "activated" / "adapter_config.json").read_text())
 
     def error(**changes: Any) -> str:
