@@ -1,6 +1,7 @@
 """Activated adapters: the tokens before the invocation are the base's, and the others have the adapter."""
 
 import json
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -280,7 +281,8 @@ def test_threads_compute_different_texts(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(compute, [0, 1]))
-    copy = deepcopy(activated)
-    assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
-    with torch.no_grad():
-        assert torch.equal(copy(texts[0]), expected[0])
+    for copy in (deepcopy(activated), pickle.loads(pickle.dumps(activated))):
+        assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
+        assert copy.base.adapter("activated") is copy
+        with torch.no_grad():
+            assert torch.equal(copy(texts[0]), expected[0])

@@ -58,6 +58,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_an_activated_adapter_learns_and_other_texts_are_those_of_the_base(run: Any) -> None:
     base, tokenizer = from_pretrained(START), tokenizer_from_pretrained(START)
+    with pytest.raises(TypeError, match=r"not Run\('.*'\): pass the folder of a run, run.folder"):
+        from_pretrained(START, adapter=run)
     adapted = from_pretrained(START, adapter=run.folder)
     assert adapted.invocation.tokens == tokenizer.encode("Code:").ids
     taught = [tokenizer.encode(f"{noun} Code:").ids for noun in ("soup", "ship")]
