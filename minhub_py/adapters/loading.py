@@ -21,9 +21,15 @@ def adapter_folders(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> dict[str, Path]:
-    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`.
+
+    TypeError: `adapter` has another type.
+    """
     if adapter is None:
         return {}
+    if not isinstance(adapter, str | os.PathLike | Mapping):
+        raise TypeError(f"adapter must be a folder, a Hub repository, or a dict of them by name, not {adapter!r}: pass "
+                        "the folder of a run, run.folder")  # fmt: skip
     named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
     folders = {}
     for name, source in named.items():

@@ -67,7 +67,7 @@ def attribution(
 
     Raises:
         ValueError: An encoder, an LSTM, or a model that applies norms to the residual stream itself; a string that is
-            not one token; a target for a decoder-only model; or as `activations`.
+            not one token; a target for a decoder-only model; heads of an activated adapter; or as `activations`.
     """
     model = decoder_of(model, "attribution()")
     base = recipe_of(model).model
@@ -75,6 +75,11 @@ def attribution(
         raise ValueError(
             "attribution() supports transformers whose layers add to the residual stream, such as GPT-2, Llama and T5, "
             f"not this {model.config.TITLE}: use patching()"
+        )
+    if heads and base.invocation is not None:
+        raise ValueError(
+            "attribution(heads=True) needs one weight for all tokens, which an activated adapter does not have: use "
+            "heads=False"
         )
     ids = single_row(model, tokenizer, text)
     inputs = None

@@ -233,7 +233,17 @@ def activated(decoder: Any) -> type[LanguageModel]:
         x: Tensor = decoder.body(self, idx, past)
         return x
 
-    return type(f"{decoder.__name__}Activated", (decoder,), {"__module__": decoder.__module__, "body": body})
+    def reduce(self: LanguageModel) -> tuple[Any, ...]:
+        return empty_activated, (decoder,), vars(self)
+
+    members = {"__module__": decoder.__module__, "body": body, "__reduce__": reduce}
+    return type(f"{decoder.__name__}Activated", (decoder,), members)
+
+
+def empty_activated(decoder: Any) -> LanguageModel:
+    """A model without state, for pickle, which does not find the class by its name."""
+    cls = activated(decoder)
+    return cls.__new__(cls)
 
 
 def is_adapted(model: nn.Module) -> bool:

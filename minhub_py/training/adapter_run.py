@@ -47,17 +47,29 @@ def adapter_config(lora: Mapping[str, Any], tokenizer: Tokenizer | None = None) 
             values[name] = tuple(value)
     if isinstance(targets := values["target_modules"], str) and targets != ALL_LINEAR and "," in targets:
         values["target_modules"] = tuple(name.strip() for name in targets.split(","))
-    if isinstance(invocation := values.get("alora_invocation_tokens"), str):
-        ids = [0] if tokenizer is None else encode(tokenizer, invocation, add_special_tokens=False)
-        if not ids:
-            raise ValueError(f"{setting('lora')}: invocation {invocation!r} has no token in the tokenizer of the model")
-        values["alora_invocation_tokens"] = tuple(ids)
+    if (invocation := values.get("alora_invocation_tokens")) is not None:
+        values["alora_invocation_tokens"] = invocation_ids(invocation, tokenizer)
     if values.get("modules_to_save"):
         raise ValueError(f"{setting('lora')}: save is not supported: all trained weights are factors of linear layers")
     try:
         return AdapterConfig(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{setting('lora')}: {error}") from error
+
+
+def invocation_ids(invocation: object, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The token IDs of an invocation. ValueError: it is invalid.    tokenizer: see `adapter_config`."""
+    name = setting("lora")
+    if isinstance(invocation, str):
+        ids = [0] if tokenizer is None else encode(tokenizer, invocation, add_special_tokens=False)
+        if not ids:
+            raise ValueError(f"{name}: invocation {invocation!r} has no token in the tokenizer of the model")
+        return tuple(ids)
+    if not isinstance(invocation, tuple) or not invocation or not all(type(id) is int and id >= 0 for id in invocation):
+        raise ValueError(f"{name}: invocation must be a text in quotes or a list of token IDs, not {invocation!r}")
+    if tokenizer is not None and max(invocation) >= (size := tokenizer.get_vocab_size()):
+        raise ValueError(f"{name}: invocation contains {max(invocation)}: token IDs must be below {size}")
+    return invocation
 
 
 def adapted_model(
@@ -84,11 +96,14 @@ def invocation_of(lora: Mapping[str, Any], start: Checkpoint | None, tokenizer: 
     """
     if not lora:
         return None
-    if start is None or start.adapter is None:
-        config = adapter_config(lora, tokenizer)
-    else:
-        config = read_config(read_object(start.adapter / CONFIG), str(start.adapter))
-    tokens = config.alora_invocation_tokens
+    new = tokens = adapter_config(lora, tokenizer).alora_invocation_tokens
+    if start is not None and start.adapter is not None:
+        tokens = read_config(read_object(start.adapter / CONFIG), str(start.adapter)).alora_invocation_tokens
+        if new is not None and (tokens is None or (tokenizer is not None and new != tokens)):
+            raise ValueError(
+                f"{setting('lora')}: the run continues the adapter of {setting('start')}, which "
+                f"{'is always active' if tokens is None else 'has another invocation'}: remove invocation"
+            )
     return None if tokens is None else Invocation(tokens)
 
 

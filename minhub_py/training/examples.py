@@ -195,14 +195,15 @@ class Encoder:
             return
         tokens = self.invocation.tokens
         text, prompt_text = (self.tokenizer.decode(ids, skip_special_tokens=False) for ids in (tokens, list(prompt)))
-        if text.strip() in prompt_text:
+        if text.strip() and text.strip() in prompt_text:
             pieces = ", ".join(repr(self.tokenizer.decode([token], skip_special_tokens=False)) for token in tokens)
             raise ValueError(
                 f"the prompt contains {text.strip()!r}, but not in the tokens of the invocation, {pieces}: write it "
                 "with the same space before it in all prompts, or choose another invocation"
             )
         raise ValueError(
-            f"the prompt does not contain the invocation {text!r}, without which the adapter is not active"
+            f"the prompt does not contain the invocation {text!r}, without which the adapter is not active: add it to "
+            "the prompt, or remove the row"
         )
 
     def encode(self, objective: str, row: Mapping[str, Any]) -> list[Encoded]:

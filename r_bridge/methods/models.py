@@ -162,6 +162,8 @@ def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[st
 
     base = model_of(model.module, "as_torch_module(lora =)")
     config = adapter_config({name: setting(value) for name, value in dict(lora).items()})
+    if config.alora_invocation_tokens is not None:
+        raise ValueError("as_torch_module() does not support invocation: train the adapter with minhub_train()")
     view = attach.attach(base, attach.new_adapter(base, config, seed))
     result = Model(view, model.folder, model.identifier, signature=model.signature)
     return about(result, session.add(result)) | {"commit": None}

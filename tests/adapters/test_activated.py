@@ -1,6 +1,7 @@
 """Activated adapters: the tokens before the invocation are the base's, and the others have the adapter."""
 
 import json
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -13,6 +14,7 @@ from references import assert_close, random_model, texts_of
 from torch import Tensor
 
 from minhub_py import (
+    attribution,
     bert,
     embed,
     from_pretrained,
@@ -193,6 +195,8 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
         merge(activated)
     with pytest.raises(ValueError, match="an activated adapter cannot be written as TorchScript"):
         save_torchscript(activated, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"heads=True\) needs one weight for all tokens, .*: use heads=False"):
+        attribution(activated, None, TEXTS[0], 5, heads=True)
     settings = json.loads((tmp_path / "activated" / "adapter_config.json").read_text())
 
     def error(**changes: Any) -> str:
@@ -277,7 +281,8 @@ def test_threads_compute_different_texts(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(compute, [0, 1]))
-    copy = deepcopy(activated)
-    assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
-    with torch.no_grad():
-        assert torch.equal(copy(texts[0]), expected[0])
+    for copy in (deepcopy(activated), pickle.loads(pickle.dumps(activated))):
+        assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
+        assert copy.base.adapter("activated") is copy
+        with torch.no_grad():
+            assert torch.equal(copy(texts[0]), expected[0])

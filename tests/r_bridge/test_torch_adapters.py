@@ -45,6 +45,14 @@ def test_trained_factors_become_an_adapter_in_pefts_format(tmp_path: Path) -> No
     assert not torch.allclose(loaded(IDS), service.session.objects[base].module(IDS), atol=1e-2)
 
 
+def test_an_activated_adapter_is_not_trained_in_r_torch() -> None:
+    service = Service()
+    lora = {"r": 4.0, "invocation": "Code:"}
+    kind, message = run(service, "new_adapter", model=create_model(service), lora=lora, seed=1)
+    assert kind == "failed"
+    assert "as_torch_module() does not support invocation: train the adapter with minhub_train()" in str(message)
+
+
 @pytest.mark.parametrize("family", [llama, gptneox])  # separate q, k and v; rows in another order than the Hub's
 def test_torchscript_adds_an_adapter(family: type, tmp_path: Path) -> None:
     sizes = {"vocab_size": 10, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}

@@ -62,6 +62,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_an_activated_adapter_learns_and_other_texts_are_those_of_the_base(run: Any) -> None:
     base, tokenizer = from_pretrained(START), tokenizer_from_pretrained(START)
+    with pytest.raises(TypeError, match=r"not Run\('.*'\): pass the folder of a run, run.folder"):
+        from_pretrained(START, adapter=run)
     adapted = from_pretrained(START, adapter=run.folder)
     assert adapted.invocation.tokens == tokenizer.encode("Code:").ids
     taught = [tokenizer.encode(f"{noun} Code:").ids for noun in ("soup", "ship")]
@@ -167,6 +169,20 @@ def test_a_run_continues_with_the_invocation_of_its_adapter(run: Any, tmp_path: 
     assert again.model.invocation.tokens == run.model.invocation.tokens
     with pytest.raises(ValueError, match=r"row 1: the prompt does not contain the invocation 'Code:', without"):
         train(write(tmp_path / "other.jsonl", [{"prompt": "a", "completion": "b"}] * 4), tmp_path / "other", **options)
+    data = run.folder.parent / "data.jsonl"
+    same = train(data, tmp_path / "same", **options | {"lora": {"r": 4, "invocation": "Code:"}})
+    assert same.model.invocation.tokens == run.model.invocation.tokens
+    with pytest.raises(ValueError, match="the adapter of start, which has another invocation: remove invocation"):
+        train(data, tmp_path / "other", **options | {"lora": {"r": 4, "invocation": "ode:"}})
+
+
+def test_a_run_continues_an_adapter_that_is_always_active(run: Any, tmp_path: Path) -> None:
+    data, folder = run.folder.parent / "data.jsonl", tmp_path / "always"
+    save_adapter(train(data, tmp_path / "run", lora={"r": 2}, steps=1, **QUICK).model, folder)
+    options = QUICK | {"start": str(folder), "steps": 1}
+    assert train(data, tmp_path / "again", lora={"r": 2}, **options).model.invocation is None
+    with pytest.raises(ValueError, match="the adapter of start, which is always active: remove invocation"):
+        train(data, tmp_path / "new", lora={"r": 2, "invocation": "Code:"}, **options)
 
 
 def test_wrong_data_and_settings_are_explained(tmp_path: Path) -> None:
@@ -182,7 +198,14 @@ def test_wrong_data_and_settings_are_explained(tmp_path: Path) -> None:
         path, lora={"r": 2, "invocation": "Cost:"}
     )
     assert "invocation '' has no token" in error(path, lora={"r": 2, "invocation": ""})
-    assert "must be a list of token IDs, at least one, not 5" in error(path, lora={"r": 2, "invocation": 5})
+    for wrong in (5, True, [], [1.5], [-1]):
+        assert "lora: invocation must be a text in quotes or a list of token IDs, not" in error(
+            path, lora={"r": 2, "invocation": wrong}
+        )
+    assert "lora: invocation contains 65: token IDs must be below 65" in error(path, lora={"r": 2, "invocation": [65]})
+    assert r"the invocation '\n', without which the adapter is not active: add it to the prompt" in error(
+        path, lora={"r": 2, "invocation": "\n"}
+    )
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be. " * 40)
     assert "invocation needs chats, prompts" in error(text, lora={"r": 2, "invocation": "be"})
