@@ -99,7 +99,8 @@ def windows_of(text: int, span: Span, context: int | None, invocation: Invocatio
     """Split a text into windows that fit the context length. invocation: of an activated adapter."""
     position, adapter_start = span.start, None
     if invocation is not None:
-        adapter_start = invocation.start(span.ids[: span.start], span.ids[span.start : span.end])
+        prompt = span.start if span.start > 1 else 0  # the first token of a text is not a prompt
+        adapter_start = invocation.start(span.ids[:prompt], span.ids[prompt : span.end])
     while position < span.end:
         start = context_start(position, context)
         end = span.end if context is None else min(span.end, start + context + 1)

@@ -143,7 +143,7 @@ class Batch:
         targets: a continuation to score instead of generating one.
         logprobs: add log-probabilities to events; always added for `targets`.
         top: number of most likely tokens in events.
-        generated: number of tokens at the end of `ids` that are output of an earlier batch, for penalties.
+        generated: number of tokens at the end of `ids` that follow the prompt, as output of an earlier batch.
         like: an active sequence; its cache is copied for the common prefix where possible.
         matcher: restricts tokens to those it allows and ends the sequence when complete. Log-probabilities are still
             those computed by the model.
@@ -174,9 +174,9 @@ class Batch:
             raise ValueError(
                 f"a prompt of {len(encoder_ids)} tokens does not fit a batch with max_length {self.max_length}"
             )
-        adapter_start = None
+        adapter_start, prompt = None, len(ids) - generated
         if self.invocation is not None:
-            adapter_start = self.invocation.start(ids[: len(ids) - generated], targets)
+            adapter_start = self.invocation.start(ids[:prompt], [*ids[prompt:], *targets] if targets else ())
         self.count += 1
         drafter: Drafter = PromptLookup(speculate if self.runner.supports_drafts else 0)
         if draft is not None and self.runner.supports_drafts:

@@ -171,7 +171,8 @@ def score(
     for group in length_groups(lengths):
         batch = Batch(model, len(group), max(lengths[i] for i in group), runner=runner)
         logprobs: dict[int, list[float | None]] = {
-            batch.admit(text, 0, targets=target): [] for text, target in (pairs[i] for i in group)
+            batch.admit(text, 0, targets=target, generated=int(targets is None)): []
+            for text, target in (pairs[i] for i in group)
         }
         while len(batch):
             events = batch.step()

@@ -19,6 +19,7 @@ from minhub_py import (
     embed,
     from_pretrained,
     generate,
+    logprob_matrix,
     save_adapter,
     save_pretrained,
     score,
@@ -172,6 +173,23 @@ def test_hidden_states_and_caches_of_calls(tmp_path: Path) -> None:
             calls = [activated(torch.tensor([part]), cache) for part in (ids[:6], ids[6:]) if part]
         first_call = Invocation(INVOCATION).start(ids[:6])  # a later call does not change the cached positions
         assert_close(torch.cat(calls, dim=1)[0], by_parts(base, always, ids, first_call))
+
+
+def test_the_first_token_of_a_text_is_not_its_prompt(tmp_path: Path) -> None:
+    """A text that starts with an invocation of one token, and contains it again."""
+    base, always, _ = models(tmp_path, "llama")
+    random_adapter(base, tmp_path / "single", alora_invocation_tokens=(7,))
+    single = from_pretrained(tmp_path / "base", adapter=tmp_path / "single", dtype="float32")
+    text = [7, 20, 21, 22, 7, 23, 24]
+    expected = by_parts(base, always, text, 4).log_softmax(-1)[:-1].gather(1, torch.tensor(text)[1:, None])[:, 0]
+    assert_close(score(single, [text])[0], expected)
+    matrix = logprob_matrix(single, None, [text])[1]
+    assert_close(torch.tensor(matrix)[range(1, 7), text[1:]], expected)
+    [vectors] = embed(single, None, [text], pool="none")
+    with torch.no_grad():
+        assert_close(torch.as_tensor(vectors), single.hidden(torch.tensor([text]))[0])
+    alone = by_parts(base, always, text, 0).log_softmax(-1)[0, 20]
+    assert_close(score(single, [[7]], targets=[[20]])[0][0], alone)
 
 
 def test_files_contain_the_invocation(tmp_path: Path) -> None:
