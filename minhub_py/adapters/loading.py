@@ -40,13 +40,15 @@ def adapter_folders(
     return folders
 
 
-def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
-    """The base, its revision and the folder, if the identifier is a local folder with an adapter but without a model.
-
-    ValueError: the adapter does not name its base.
-    """
+def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
+    """The folder, if the identifier is a local folder with an adapter but without a model."""
     folder = Path(os.path.expanduser(os.fspath(identifier)))
-    if not (folder / CONFIG).is_file() or (folder / "config.json").exists():
+    return folder if (folder / CONFIG).is_file() and not (folder / "config.json").exists() else None
+
+
+def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
+    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not name its base."""
+    if (folder := local_adapter(identifier)) is None:
         return None
     values = read_object(folder / CONFIG)
     base = values.get("base_model_name_or_path")

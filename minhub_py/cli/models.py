@@ -3,10 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -126,15 +126,20 @@ def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
 @click.option("--tensors", is_flag=True, help="List the tensors of all layers instead of one.")
 @json_option
 def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
-    """Show the settings, sizes and tensors of MODEL.
+    """Show the settings, sizes and tensors of MODEL, or of the folder of an adapter.
 
     No weights are downloaded or read. Published sizes such as gpt2-xl need no network.
     """
+    from minhub_py.adapters.inspection import inspect_adapter
     from minhub_py.inspection import inspect as inspect_model
 
-    report = inspect_model(model, revision)
+    adapter = inspect_adapter(model)
+    report = adapter or inspect_model(model, revision)
     if as_json:
         emit(report)
+        return
+    if adapter is not None:
+        _show_adapter(adapter, tensors)
         return
     source = report["source"]
     say(f"{model}: {report['class']}", bold=True)
@@ -151,8 +156,28 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
     click.echo()
     rows = [(t["hub"], t["native"] or "-", t["operation"], "×".join(map(str, t["shape"])), t["dtype"])
             for t in report["tensors"]]  # fmt: skip
-    shown = rows if tensors else _one_layer(rows)
-    table(["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], shown)
+    _show_tensors(["TENSOR ON THE HUB", "TENSOR HERE", "OPERATION", "SHAPE", "DTYPE"], rows, tensors)
+
+
+def _show_adapter(report: Mapping[str, Any], tensors: bool) -> None:
+    """Print the report of `inspect_adapter`. tensors: of all layers."""
+    say(f"{report['model']}: an adapter (LoRA) of {report['base'] or 'an unknown model'}", bold=True)
+    say(report["source"]["folder"])
+    click.echo(f"\n{report['parameters']['total']:,} parameters\n")
+    settings = report["settings"]
+    if isinstance(settings.get("target_modules"), tuple):
+        names = _one_layer([(name,) for name in settings["target_modules"]])
+        settings = settings | {"target_modules": [name for (name,) in names]}
+    table(["SETTING", "VALUE"], [(name, json.dumps(value)) for name, value in settings.items()])
+    click.echo()
+    rows = [(each["name"], "×".join(map(str, each["shape"])), each["dtype"]) for each in report["tensors"]]
+    _show_tensors(["TENSOR", "SHAPE", "DTYPE"], rows, tensors)
+
+
+def _show_tensors(headings: Sequence[str], rows: Sequence[tuple[str, ...]], all_layers: bool) -> None:
+    """Print a table of tensors, of one layer or of all."""
+    shown = rows if all_layers else _one_layer(rows)
+    table(headings, shown)
     if len(shown) < len(rows):
         click.echo(f"{{}} is the layer number; {len(rows)} tensors in total (--tensors lists all)")
 
@@ -276,15 +301,16 @@ def convert(
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:
-    """Check the files, tensors and values of MODEL.
+    """Check the files, tensors and values of MODEL, or of the folder of an adapter.
 
     Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weight table and the
     config. All values must be finite. The exit status is 1 if there is a problem.
     """
+    from minhub_py.adapters.inspection import verify_adapter
     from minhub_py.inspection import verify as verify_model
 
     with progress_bar("Checking") as update:
-        report = verify_model(model, revision, progress=update)
+        report = verify_adapter(model) or verify_model(model, revision, progress=update)
     if as_json:
         emit(report)
     else:
