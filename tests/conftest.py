@@ -25,11 +25,14 @@ for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", 
 
 
 # The longest files: started late, one of them would run alone at the end.
-FIRST = ["test_r_package.py", "test_r_processes.py", "test_r_check.py", "test_hosted_r.py", "test_compare.py",
-         "test_architectures.py", "test_docs.py", "test_training_loop.py", "test_r_sessions.py", "test_examples.py",
-         "test_resume.py", "test_train_cli.py", "test_doctor.py", "test_train_preparation.py", "test_data_parallel.py",
-         "test_tensor_parallel.py", "test_weights_map.py", "test_serve_page.py", "test_decoder.py", "test_encoders.py",
-         "test_r_extras.py"]  # fmt: skip
+FIRST = ["test_r_package.py", "test_architectures.py", "test_r_processes.py", "test_docs.py", "test_resume.py",
+         "test_r_check.py", "test_hosted_r.py", "test_compare.py", "test_tensor_parallel.py",
+         "test_training_examples.py", "test_decoder.py", "test_r_sessions.py", "test_serve_page.py",
+         "test_encoders.py", "test_parity.py", "test_data_parallel.py", "test_markdown_page.py",
+         "test_weights_map.py", "test_blocks.py", "test_train_preparation.py", "test_unfinished_jobs.py",
+         "test_train_cli.py", "test_invalid_requests.py", "test_memory.py", "test_r_extras.py",
+         "test_training_loop.py", "test_quantize.py", "test_doctor.py", "test_speculative.py",
+         "test_decoder_resources.py", "test_examples.py", "test_t5.py"]  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

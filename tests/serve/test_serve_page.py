@@ -6,6 +6,7 @@ MINHUB_SCREENSHOTS=FOLDER saves screenshots.
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,17 +226,31 @@ def test_touch_screens_show_actions_and_probabilities(browser, page_address: str
     context.close()
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (320, 640)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_header_is_one_row_with_the_full_model_name(
-    browser, reciting, reciting_address: str, width: int, height: int, scheme: str
-) -> None:
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+@pytest.fixture(scope="module")
+def recited(browser, reciting_address: str) -> Iterator[Any]:
+    """A tab with a complete conversation, which a reload restores."""
+    context = browser.new_context()
     page = context.new_page()
     page.goto(reciting_address)
     page.wait_for_selector("#model option", state="attached")
     say(page, "Show everything")
     messages(page)
+    yield page
+    context.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (320, 640)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_header_is_one_row_with_the_full_model_name(
+    recited, reciting, width: int, height: int, scheme: str
+) -> None:
+    page = recited
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=scheme)
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    page.wait_for_selector("article.assistant")
+    assert len(messages(page)) == 2
     show(page, f"page-{width}-{scheme}")
     tops = page.locator("header button, header .pick").evaluate_all(
         "all => all.map(each => (each.getBoundingClientRect().top + each.getBoundingClientRect().bottom) / 2)"
@@ -245,7 +260,6 @@ def test_the_header_is_one_row_with_the_full_model_name(
     assert name.inner_text() == reciting.name
     assert name.evaluate("name => name.scrollWidth <= name.clientWidth && name.scrollHeight <= name.clientHeight")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    context.close()
 
 
 BROKEN = {

@@ -154,8 +154,8 @@ def test_micro_batches_have_the_smallest_possible_maximum_size() -> None:
 def test_an_adapter_learns_completions(tmp_path: Path) -> None:
     """The loss of the first evaluation is the mean over completion tokens alone; greedy answers are learned."""
     path = completions(tmp_path)
-    run = train(path, tmp_path / "run", lora=8, learning_rate=0.01, epochs=40, batch=8, dropout=0.0, **QUICK)
-    assert run.settings.steps == math.ceil(40 * len(run.corpus.train) / 8)
+    run = train(path, tmp_path / "run", lora=8, learning_rate=0.01, epochs=24, batch=8, dropout=0.0, **QUICK)
+    assert run.settings.steps == math.ceil(24 * len(run.corpus.train) / 8)
     tokenizer, base = read_tokenizer(run.folder), from_pretrained(START)
     held_out = run.corpus.held_out
     expected, count = 0.0, 0
@@ -248,7 +248,7 @@ def test_chats_train_on_replies_only(tmp_path: Path) -> None:
     (tmp_path / "base" / "chat_template.jinja").write_text(template)
     rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in PAIRS * 4]
     path = write(tmp_path / "chats.jsonl", rows)
-    options = QUICK | {"start": str(tmp_path / "base"), "learning_rate": 0.01, "epochs": 20, "batch": 8, "dropout": 0.0}
+    options = QUICK | {"start": str(tmp_path / "base"), "learning_rate": 0.01, "epochs": 12, "batch": 8, "dropout": 0.0}
     run = train(path, tmp_path / "run", lora=8, **options)
     assert run.settings.objective == "chat"
     ids, weights = run.corpus.train.sequences([0])[0]
@@ -279,7 +279,7 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     texts = [(f"{first} {noun} was {word}", word in ("good", "fine")) for first in ("a", "the")
              for noun in ("film", "play") for word in ("good", "bad", "fine", "poor")] * 3  # fmt: skip
     labels = write(tmp_path / "labels.jsonl", [{"text": t, "label": "yes" if good else "no"} for t, good in texts])
-    options = QUICK | {"start": str(encoder), "learning_rate": 3e-3, "epochs": 40.0}
+    options = QUICK | {"start": str(encoder), "learning_rate": 3e-3, "epochs": 20.0}
     run = train(labels, tmp_path / "run", **options)
     assert run.settings.objective == "labels"
     assert run.best_loss < 0.3
