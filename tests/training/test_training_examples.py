@@ -172,12 +172,15 @@ def test_an_adapter_learns_completions(tmp_path: Path) -> None:
 
 def test_runs_on_examples_resume_bitwise(tmp_path: Path) -> None:
     path = completions(tmp_path)
-    for settings in ({"lora": 2}, {"lora": {"r": 2, "dropout": 0.1}, "checkpointing": True, "quantize": "int8"}):
+    for number, settings in enumerate((
+        {"lora": {"r": 2, "invocation": ":"}},
+        {"lora": {"r": 2, "dropout": 0.1}, "checkpointing": True, "quantize": "int8"},
+    )):  # fmt: skip
         options = (
             QUICK | {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2, "accumulate": 2, "batch": 4} | settings
         )
         options.pop("progress")
-        name = str(len(settings))
+        name = str(number)
         whole = train(path, tmp_path / name / "whole" / "run", listener=Notes(), **options)
         train(path, tmp_path / name / "parts" / "run", listener=Notes(stop=5), **options)
         same(contents(resume(tmp_path / name / "parts" / "run", progress=False).folder), contents(whole.folder))
