@@ -31,8 +31,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of R with this Python, one OpenMP thread, and no plots of training runs by Python.
 
-    The temporary installations have no bytecode: to compile it takes longer than to run the code. That of the fixture
-    `library` has.
+    The temporary installations have no bytecode, because compilation takes longer than the code. The library of the
+    other tests has bytecode.
     """
     settings = {"MINHUBPY_PYTHON": fast_python.python(), "OMP_NUM_THREADS": "1", "_R_CHECK_FORCE_SUGGESTS_": "false",
                 "PYTHONPATH": str(PROGRAMS / "without_matplotlib"), "R_COMPILE_PKGS": "FALSE"}  # fmt: skip

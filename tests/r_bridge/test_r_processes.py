@@ -99,13 +99,14 @@ def test_1000_interrupts_at_random_times(start_r: StartR, tmp_path: Path) -> Non
 def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_path: Path) -> None:
     """R waits for the worker's checkpoint before it exits, and prints how to resume."""
     text, out = tmp_path / "text.txt", tmp_path / "run"
+    no_plot = {"PYTHONPATH": str(PROGRAMS / "without_matplotlib")}
     text.write_text("To be, or not to be, that is the question.\n" * 60, encoding="utf-8")
     r = start_r(f"""
         options(minhubpy.quiet = FALSE)
         minhub_train("{text}", out = "{out}", steps = 1e7, layers = 1, width = 8, context = 8, batch = 2,
           evaluate_every = 1000, progress = function(news) if (news$event == "evaluated") say(news$step))
         say("it went on")
-    """, popen={"start_new_session": True})  # fmt: skip
+    """, popen={"start_new_session": True}, **no_plot)  # fmt: skip
     assert r.receive() == "0"
     os.killpg(r.pid, signal.SIGINT)
     said = r.end(1)
@@ -115,7 +116,7 @@ def test_ctrl_c_ends_a_training_script_after_a_checkpoint(start_r: StartR, tmp_p
     r = start_r(f"""
         run <- minhub_resume("{out}", steps = {int(checkpoint.name[5:]) + 3})
         say(max(run$losses$step), nchar(generate(run, "To", 5)))
-    """)
+    """, **no_plot)  # fmt: skip
     assert r.receive().split() == [str(int(checkpoint.name[5:]) + 3), "5"]
     r.end()
 
