@@ -43,7 +43,7 @@ test_that("a resumed run has the same result as an uninterrupted run", {
 
 test_that("a run that was interrupted during the preparation of its text can be resumed", {
   needs_python()
-  text <- rep(VERSE, 1000)
+  text <- rep(VERSE, 2000)
   for (given in list(text, local({
     file <- tempfile(fileext = ".txt")
     writeLines(text, file)
