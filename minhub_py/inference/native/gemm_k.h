@@ -46,9 +46,18 @@ INLINE const k_input *k_inputs(const product *p, int64_t token) {
     return (const k_input *)(p->codes + token * p->input_stride);
 }
 
+/* Keeps the compiler from broadcasting a number in registers: from memory it takes no vector instruction. */
+#if LANES == 16
+#define FROM_MEMORY(number) __asm__("" : "+m"(number))
+#else
+#define FROM_MEMORY(number)
+#endif
+
 /* Subtracts the part of the minima. sums, scale: of the inputs. */
-INLINE vec add_minima(vec total, const ints *minima, vec offset, const int32_t *sums, float scale) {
-    const vec factor = offset * scale;
+INLINE vec add_minima(vec total, const ints *minima, float offset, const int32_t *sums, float scale) {
+    float product = offset * scale;
+    FROM_MEMORY(product);
+    const vec factor = broadcast(product);
     UNROLL for (int i = 0; i < 16 / LANES; i++)
         total -= factor * to_float((bits)(minima[i] * *(const ints_at *)(sums + i * LANES)));
     return total;
@@ -73,7 +82,9 @@ INLINE ints sum_span(const uint8_t *block, const k_header *h, const int16_t *cod
 
 /* Adds a block for one token to `total`, whose sums of products were computed. */
 INLINE vec add_block(vec total, const ints *sums, const k_header *h, const int32_t *input_sums, float scale, int dtype) {
-    UNROLL for (int span = 0; span < SPANS; span++) total += h->scale * scale * to_float((bits)sums[span]);
+    float product = h->scale * scale;
+    FROM_MEMORY(product);
+    UNROLL for (int span = 0; span < SPANS; span++) total += broadcast(product) * to_float((bits)sums[span]);
     if (!has_minima(dtype)) return total;
     ints minima[16 / LANES];
     UNROLL for (int i = 0; i < 16 / LANES; i++) minima[i] = minima_at(h, i);
@@ -99,7 +110,7 @@ INLINE void dot_k(const product *p, int64_t row, int64_t token, int dtype) {
 typedef struct { /* an unpacked block */
     shorts codes[2 * VECTORS];
     ints minima[16 / LANES];
-    vec scale, offset;
+    float scale, offset;
 } k_block;
 
 /* Unpacks a row to `panel`. */
@@ -140,7 +151,7 @@ INLINE void tile_k(const product *p, const k_block *panel, int64_t row, int64_t 
             }
             IN_REGISTERS for (int r = 0; r < K_ROWS; r++)
                 IN_REGISTERS for (int t = 0; t < T; t++)
-                    totals[t][r] += panel[r * blocks].scale * in[t][b].scale * to_float((bits)sums[t][r]);
+                    totals[t][r] += broadcast(panel[r * blocks].scale * in[t][b].scale) * to_float((bits)sums[t][r]);
         }
         if (has_minima(p->weight->dtype))
             IN_REGISTERS for (int t = 0; t < T; t++)
@@ -202,7 +213,7 @@ INLINE ints add_fours(ints sums, bits codes, ints with) {
 typedef int8_t narrow_bytes __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
 
 /* A single token in bytes: weights times the low and times the high parts of activations. The sums of each lane are the same
- * as with 16 bits. */
+ * as with 16 bits. less: the excess of the stored codes. */
 INLINE void quantize_bytes(const float *in, int64_t count, int dtype, int less, k_bytes *to) {
     _Alignas(64) int16_t codes[256];
     for (; count > 0; count -= 256, in += 256, to++) {
@@ -217,8 +228,9 @@ INLINE void quantize_bytes(const float *in, int64_t count, int dtype, int less, 
 #endif
         }
 #if LANES == 16
-        for (int i = 0; i < 256; i += 64) { /* 128 more in the lower half keep it positive, and 1 less in the upper half */
-            const bits ones = (bits){0} + 0x01010101, high = (bits)add_fours((ints){0}, ones, *(const ints_at *)(to->high + i));
+        for (int i = 0; i < 256; i += 64) { /* as `sum_bytes` explains */
+            const bits ones = (bits){0} + 0x01010101;
+            const bits high = (bits)add_fours((ints){0}, ones, *(const ints_at *)(to->high + i));
             const bits low = (bits)add_fours((ints){0}, ones, *(const ints_at *)(to->low + i));
             *(bits_at *)(to->starts + i / 4) = ((-less * high - 128) << 16) + 128 * 128 - less * low;
         }
@@ -227,8 +239,10 @@ INLINE void quantize_bytes(const float *in, int64_t count, int dtype, int less, 
 }
 
 #if LANES == 16
-/* The sums of the products of a block. A sum of four or eight products of bytes fits into 16 bits: 8 * 31 * 128, 4 * 63 * 128.
- * One instruction multiplies those of the low parts and of the high parts with the scales. */
+/* The products of R blocks with 256 inputs. A sum of eight products of Q4_K and Q5_K, or of four of others, fits into 16 bits:
+ * 8 * 31 * 128, 4 * 63 * 128. Each lane holds that of the low parts in its lower half and that of the high parts in its upper
+ * half, and one instruction multiplies both by the scales. `starts` subtracts the excess, but would make the lower half
+ * negative; it therefore moves 128 * 128 there, which is 128 in the upper half. */
 INLINE void sum_bytes(const uint8_t *const *blocks, const k_header *h, const k_bytes *in, ints *sums, int R, int dtype) {
     const int count = in_pairs(dtype) ? 2 : 1;
     ints scales[K_BYTE_ROWS];
@@ -259,7 +273,7 @@ INLINE void sum_bytes(const uint8_t *const *blocks, const k_header *h, const k_b
     }
 }
 #else
-/* The sums of two neighboring products of bytes without and with a sign, of one or two vectors. */
+/* The sums of two neighboring products of bytes without and with a sign, of one or two vectors: at most 4 * 31 * 128. */
 INLINE shorts multiply_bytes(const bits *codes, const void *with, int count) {
     shorts sums = (shorts)_mm256_maddubs_epi16((__m256i)codes[0], _mm256_loadu_si256(with));
     if (count == 2) sums += (shorts)_mm256_maddubs_epi16((__m256i)codes[1], _mm256_loadu_si256((const __m256i *)with + 2));
@@ -268,20 +282,19 @@ INLINE shorts multiply_bytes(const bits *codes, const void *with, int count) {
 
 INLINE void sum_bytes(const uint8_t *const *blocks, const k_header *h, const k_bytes *in, ints *sums, int R, int dtype) {
     const int count = in_pairs(dtype) ? 2 : 1;
-    ints high[K_BYTE_ROWS], low[K_BYTE_ROWS], pairs[K_BYTE_ROWS];
-    UNROLL for (int r = 0; r < R; r++) high[r] = low[r] = pairs[r] = (ints){0};
-    UNROLL for (int i = 0; i < VECTORS; i++) {
-        if (i / 2 % count) continue; /* vectors i and i + 2 have the same scales */
-        UNROLL for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++) {
+        ints high = {0}, low = {0}, pairs = {0};
+        UNROLL for (int i = 0; i < VECTORS; i++) {
+            if (i / 2 % count) continue; /* vectors i and i + 2 have the same scales */
             const bits stored[] = {stored_codes(blocks[r], i, dtype),
                                    count == 2 ? stored_codes(blocks[r], i + 2, dtype) : (bits){0}};
             const shorts scales = scales_at(h[r].scales, i);
-            high[r] = add_products(high[r], multiply_bytes(stored, in->high + 32 * i, count), scales);
-            low[r] = add_products(low[r], multiply_bytes(stored, in->low + 32 * i, count), scales);
-            if (excess(dtype)) pairs[r] = add_products(pairs[r], *(const shorts_at *)(in->pairs + 16 * i), scales);
+            high = add_products(high, multiply_bytes(stored, in->high + 32 * i, count), scales);
+            low = add_products(low, multiply_bytes(stored, in->low + 32 * i, count), scales);
+            if (excess(dtype)) pairs = add_products(pairs, *(const shorts_at *)(in->pairs + 16 * i), scales);
         }
+        sums[r] = (ints)((bits)high * 128 + (bits)low - (bits)pairs * excess(dtype));
     }
-    UNROLL for (int r = 0; r < R; r++) sums[r] = (ints)((bits)high[r] * 128 + (bits)low[r] - (bits)pairs[r] * excess(dtype));
 }
 #endif
 

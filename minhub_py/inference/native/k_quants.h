@@ -19,7 +19,7 @@ enum { VECTORS = 64 / LANES }; /* of bytes in a block */
 
 typedef struct {
     bytes16 scales, minima; /* of each unit, in the order of vectors */
-    vec scale, offset;      /* in all lanes */
+    float scale, offset;
 } k_header;
 
 INLINE int64_t k_width(int dtype) { /* bytes of a block */
@@ -65,9 +65,9 @@ INLINE uint64_t join(uint32_t low, uint32_t high) {
 INLINE k_header k_header_of(const uint8_t *block, int dtype) {
     static const int scale_at[] = {[Q2_K] = 80, [Q3_K] = 108, [Q4_K] = 0, [Q5_K] = 0, [Q6_K] = 208, [IQ4_XS] = 0};
     const uint32_t four = 0x0f0f0f0f, two = 0x03030303;
-    k_header h = {.scale = broadcast_half(block + scale_at[dtype])};
+    k_header h = {.scale = half_at(block + scale_at[dtype])};
     uint32_t a, b, c;
-    if (has_minima(dtype)) h.offset = broadcast_half(block + scale_at[dtype] + 2);
+    if (has_minima(dtype)) h.offset = half_at(block + scale_at[dtype] + 2);
     switch (dtype) {
     case Q2_K: { /* 4 bits of each scale and minimum */
         const ubytes16 both = (ubytes16)*(const bytes16 *)block;
@@ -256,7 +256,7 @@ INLINE void unpack_k(const uint8_t *row, int64_t columns, float *out, int dtype)
                 const shorts codes = k_codes(stored, scales, odd, dtype);
                 for (int j = 0; j < 2 * LANES; j++) {
                     const int at = 4 * LANES * i + 2 * j + odd, unit = unit_at(at / 16, dtype);
-                    out[16 * unit + at % 16] = h.scale[0] * codes[j] - h.offset[0] * h.minima[at / 16];
+                    out[16 * unit + at % 16] = h.scale * codes[j] - h.offset * h.minima[at / 16];
                 }
             }
         }
