@@ -240,9 +240,9 @@ INLINE void quantize_bytes(const float *in, int64_t count, int dtype, int less, 
 
 #if LANES == 16
 /* The products of R blocks with 256 inputs. A sum of eight products of Q4_K and Q5_K, or of four of others, fits into 16 bits:
- * 8 * 31 * 128, 4 * 63 * 128. Each lane holds that of the low parts in its lower half and that of the high parts in its upper
- * half, and one instruction multiplies both by the scales. `starts` subtracts the excess, but would make the lower half
- * negative; it therefore moves 128 * 128 there, which is 128 in the upper half. */
+ * 8 * 31 * 128, 4 * 63 * 128. The lower half of each lane is the sum with the low parts, the upper half with the high parts, and
+ * one instruction multiplies both by the scales. `starts` subtracts the excess, but would make the lower half negative; it
+ * therefore moves 128 * 128 there, which is 128 in the upper half. */
 INLINE void sum_bytes(const uint8_t *const *blocks, const k_header *h, const k_bytes *in, ints *sums, int R, int dtype) {
     const int count = in_pairs(dtype) ? 2 : 1;
     ints scales[K_BYTE_ROWS];
