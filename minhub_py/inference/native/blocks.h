@@ -100,7 +100,8 @@ INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *w
                 const vec values = to_float(lane_numbers) * scale + offset; /* once per block, as those from 16 to 31 */
                 const vec upper = to_float(lane_numbers + 16) * scale + offset;
                 const __m512 low_values = _mm512_permutexvar_ps((__m512i)codes, (__m512)values);
-                weights[part / LANES] = (vec)_mm512_mask_permutexvar_ps(low_values, fifths >> part, (__m512i)codes, (__m512)upper);
+                weights[part / LANES] =
+                    (vec)_mm512_mask_permutexvar_ps(low_values, fifths >> part, (__m512i)codes, (__m512)upper);
 #else
                 const bits fifth = (((bits){0} + fifths) >> (lane_numbers + part) & 1) << 4;
                 weights[part / LANES] = to_float((codes & 15) | fifth) * scale + offset;

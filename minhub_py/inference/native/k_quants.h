@@ -10,7 +10,6 @@ typedef int8_t bytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t ubytes16 __attribute__((vector_size(16)));
 typedef uint64_t two_words __attribute__((vector_size(16)));
 typedef uint32_t four_words __attribute__((vector_size(16)));
-typedef uint32_t four_words_at __attribute__((vector_size(16), aligned(1), may_alias));
 typedef ints ints_at __attribute__((aligned(4), may_alias));
 
 typedef uint32_t bits_anywhere __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
@@ -36,7 +35,8 @@ INLINE int in_pairs(int dtype) {
 }
 
 /* The unit of 16 weights at a position of vectors. Nibbles are used in the order of 64 stored bytes: 64 low ones, then 64
- * high ones. In Q4_K and Q5_K, whose groups have two units, four first units of groups are followed by the second ones. */
+ * high ones. Q4_K and Q5_K, whose groups have two units: four first units of groups, then their second ones, so that vectors can
+ * be added before they are multiplied by the scales. */
 INLINE int unit_at(int position, int dtype) {
     if (in_pairs(dtype)) return position % 4 * 4 + position / 4;
     return dtype == IQ4_XS ? (position & 8) | (position & 3) << 1 | (position & 4) >> 2 : position;
@@ -76,7 +76,7 @@ INLINE k_header k_header_of(const uint8_t *block, int dtype) {
     }
     case Q4_K:
     case Q5_K: { /* 6 bits of 8 scales and 8 minima */
-        const four_words all = *(const four_words_at *)block, first = {all[1], all[3], all[2], all[3]};
+        const four_words all = (four_words)*(const bytes16 *)block, first = {all[1], all[3], all[2], all[3]};
         const four_words last = {0, all[1], 0, all[2]}, six = {0x3f3f3f3f, four, 0x3f3f3f3f, four}, by = {0, 0, 0, 4};
         const bytes16 both = (bytes16)((first >> by & six) | (last >> 2 & 0x30303030));
         h.scales = spread(both, 0, dtype), h.minima = spread(both, 8, dtype);
@@ -109,8 +109,8 @@ INLINE bits nibble_codes(const uint8_t *from, int i, int dtype) {
         const int second = at % 128 / 64 * 16;
         high = at >= 128;
 #if LANES == 16
-        const __m512i first_64 = _mm512_loadu_si512((const void *)from), last_64 = _mm512_loadu_si512((const void *)(from + 64));
-        both = (bits)(second ? _mm512_shuffle_i64x2(first_64, last_64, 0xdd) : _mm512_shuffle_i64x2(first_64, last_64, 0x88));
+        const __m512i first = _mm512_loadu_si512((const void *)from), last = _mm512_loadu_si512((const void *)(from + 64));
+        both = (bits)(second ? _mm512_shuffle_i64x2(first, last, 0xdd) : _mm512_shuffle_i64x2(first, last, 0x88));
 #elif LANES == 8
         const __m128i *units = (const __m128i *)(from + i % 2 * 64 + second);
         both = (bits)_mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(units)), _mm_loadu_si128(units + 2), 1);
@@ -147,7 +147,7 @@ INLINE bits repeat_16(const uint8_t *from) {
  * also of the next byte, must be masked. */
 INLINE bits move_bits(bits bytes, int i, int step, int to, int dtype) {
     int left[LANES / 4];
-    for (int unit = 0; unit < LANES / 4; unit++) left[unit] = to - unit_at(LANES / 4 * i + unit, dtype) / 2 * step % 8;
+    UNROLL for (int unit = 0; unit < LANES / 4; unit++) left[unit] = to - unit_at(LANES / 4 * i + unit, dtype) / 2 * step % 8;
 #if LANES == 16
     const ints by = {left[0], left[0], left[0], left[0], left[1], left[1], left[1], left[1],
                      left[2], left[2], left[2], left[2], left[3], left[3], left[3], left[3]};
