@@ -20,6 +20,15 @@ from weights_map.blocks import TYPES, unpack_rows
 TOLERANCE = 2e-5  # as in decoders.py
 ROUNDED = 1e-3  # blocks of 256, whose activations are quantized to 15 bits
 
+# The bytes of blocks of 256 that contain floats.
+FLOATS = {
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}
+
 
 def tolerance(kind: str) -> float:
     return ROUNDED if TYPES[kind].size == 256 else TOLERANCE
@@ -72,6 +81,24 @@ def test_logits_of_blocks_do_not_depend_on_other_rows_and_pieces(kernel: str, ki
         actual = runner.forward(rows, cache, every=True, exact=True)
         assert torch.equal(actual, torch.cat([logits[position : position + size] for logits in expected]))
         position += size
+
+
+@pytest.mark.parametrize("byte", [0xFF, 0x80, 0x7F])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_sums_of_the_largest_codes_do_not_overflow(kernel: str, kind: str, byte: int) -> None:
+    """All codes and integer scales are equal, and so are the first inputs. One token uses smaller integers."""
+    model = new_of_blocks(kind)
+    for module in model.modules():
+        if isinstance(module, Quantized):
+            stored = module.codes.view(-1, TYPES[kind].width)
+            floats = stored[:, FLOATS[kind]].clone()
+            stored.fill_(byte)
+            stored[:, FLOATS[kind]] = floats
+    ids = some_ids(model, 9)
+    expected = read(model, ids, [9])
+    assert expected.isfinite().all()
+    assert expected.any()
+    assert torch.equal(read(model, ids, [1]), expected)
 
 
 @torch.no_grad()

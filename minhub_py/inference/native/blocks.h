@@ -27,19 +27,22 @@ INLINE_FORMAT vec load_mxfp4(const uint8_t *block, int k, float scale) {
 #endif
 }
 
-/* A float16, without alignment, in every lane. */
-INLINE vec broadcast_half(const uint8_t *from) {
+/* A float16 without alignment. */
+INLINE float half_at(const uint8_t *from) {
     uint16_t half;
     memcpy(&half, from, 2);
-#if LANES == 16
-    return (vec)_mm512_cvtph_ps(_mm256_set1_epi16(half));
-#elif LANES == 8
-    return (vec)_mm256_cvtph_ps(_mm_set1_epi16(half));
+#if LANES >= 8
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_set1_epi16(half)));
 #elif NEON
-    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
 #else
-    return (vec){0} + half_to_float(half);
+    return half_to_float(half);
 #endif
+}
+
+/* The same in every lane. */
+INLINE vec broadcast_half(const uint8_t *from) {
+    return broadcast(half_at(from));
 }
 
 /* The lowest four bits of each lane: number * scale + offset. With 16 lanes the 16 values are computed once per block. */
@@ -93,8 +96,16 @@ INLINE_FORMAT void unpack_block(const uint8_t *row, int64_t k, int dtype, vec *w
         UNROLL for (int part = 0; part < 32; part += LANES) {
             const bits codes = load_bytes(low + 4 * five + part % 16) >> (uint32_t)(part / 16 * 4);
             if (five) {
+#if LANES == 16
+                const vec values = to_float(lane_numbers) * scale + offset; /* once per block, as those from 16 to 31 */
+                const vec upper = to_float(lane_numbers + 16) * scale + offset;
+                const __m512 low_values = _mm512_permutexvar_ps((__m512i)codes, (__m512)values);
+                weights[part / LANES] =
+                    (vec)_mm512_mask_permutexvar_ps(low_values, fifths >> part, (__m512i)codes, (__m512)upper);
+#else
                 const bits fifth = (((bits){0} + fifths) >> (lane_numbers + part) & 1) << 4;
                 weights[part / LANES] = to_float((codes & 15) | fifth) * scale + offset;
+#endif
             } else {
                 weights[part / LANES] = nibbles(codes, scale, offset);
             }

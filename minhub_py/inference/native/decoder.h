@@ -177,7 +177,10 @@ typedef struct { /* 256 quantized activations for weights in blocks of 256: inpu
 typedef struct { /* the same for a single token: code = 128 * high + low */
     uint8_t low[256];
     int8_t high[256];
-    int16_t pairs[128]; /* sums of two codes each */
+    union {
+        int16_t pairs[128]; /* AVX2: sums of two codes each */
+        int32_t starts[64]; /* VNNI: of the sums of four products each, for formats with an excess */
+    };
     int32_t sums[16];
     float scale, padding[15];
 } k_bytes;

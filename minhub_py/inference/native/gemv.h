@@ -28,7 +28,7 @@ INLINE void dot_rows(const matrix *w, int64_t row, const float *in, int64_t in_s
         for (; k < columns; k += 32)
             for (int r = 0; r < R; r++) {
                 vec weights[32 / LANES];
-                __builtin_prefetch(data + r * stride + k / 32 * width + PREFETCH);
+                __builtin_prefetch(data + (k / 32 * R + r) * width + PREFETCH, 0, 2); /* in the order of memory */
                 unpack_block(data + r * stride, k, dtype == ANY_BLOCK ? w->dtype : dtype, weights);
                 UNROLL for (int part = 0; part < 32; part += LANES)
                     for (int t = 0; t < T; t++)
