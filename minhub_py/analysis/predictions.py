@@ -56,7 +56,7 @@ class Span(NamedTuple):
 class Window(NamedTuple):
     """A context window of a text: token IDs from position `start`. Results are needed for ids[first:].
 
-    adapter_start: the position in the window from which an activated adapter changes it; None for other models.
+    adapter_start: the first position in the window that an activated adapter changes; None for other models.
     """
 
     ids: list[int]

@@ -23,7 +23,7 @@ class CachedPrefix:
 
     @property
     def adapter_start(self) -> int | None:
-        """The position from which an activated adapter changes the tokens."""
+        """The first position that an activated adapter changes."""
         return self.cache.adapter_starts[0]
 
 
@@ -79,7 +79,7 @@ def common_prefix(
 ) -> int:  # fmt: skip
     """The number of tokens that two sequences have in common at their beginning.
 
-    first_start, second_start: the positions from which an activated adapter changes them; None for the base. If the
+    first_start, second_start: the first positions that an activated adapter changes; None for the base. If the
     positions or the adapters differ, only the tokens before both positions have the same keys and values.
     """
     length = min(len(first), len(second))

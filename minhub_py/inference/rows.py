@@ -46,7 +46,7 @@ class Row:
     logprobs: bool
     top: int
     like: int | None
-    adapter_start: int | None  # the position in `text` from which an activated adapter changes it
+    adapter_start: int | None  # the first position in `text` that an activated adapter changes
     matcher: AnyMatcher | None = None
     slot: int = -1
     in_prefill: bool = True

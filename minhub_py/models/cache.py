@@ -32,7 +32,7 @@ class Cache:
     dtype: dtype of keys and values, and of a state without its own dtype.
     lengths: number of positions of each row in use; the buffers may have room for more rows.
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
-    adapter_starts: the position from which an activated adapter (lora.py) changes each row; None: not known yet.
+    adapter_starts: the first position of each row that an activated adapter (lora.py) changes; None: not known.
 
     The buffers start as zeros: a masked key that is NaN would spoil the softmax. They are updated in place, so no
     gradient flows from one call to the next.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import Cache, Past
 
-NEVER = sys.maxsize  # the position from which an adapter changes a text without the invocation
+NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (
     "an activated adapter cannot be merged, because it does not change the tokens before its invocation: load the "
     "model with adapter=, or serve it with --adapter"

@@ -43,7 +43,7 @@ class Batch:
     """Padded sequences. weights: of each token as a target.    scale: 1 / the number of targets of the step.
 
     mask: False for padding.    labels: of the examples, or of the tokens for masked words.    keep: of the examples.
-    adapter_starts: the position from which an activated adapter changes each sequence; None for other models.
+    adapter_starts: the first position of each sequence that an activated adapter changes; None for other models.
     """
 
     idx: Tensor
