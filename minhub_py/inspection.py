@@ -1,12 +1,12 @@
 """Reports of `minhub inspect` and `minhub verify`, as plain data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 import weights_map
 from minhub_py.checkpoints import hub, local
@@ -139,9 +139,7 @@ def _check_values(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     for name, about in meta.items():
         if about.is_floating_point():
             # In chunks: isfinite allocates three tensors.
-            wrong = sum(int((~torch.isfinite(part)).sum()) for part in checkpoint[name].flatten().split(2**22))
-            if wrong:
-                problems.append(f"{name}: {wrong} of {about.numel()} values are NaN or infinite")
+            problems += value_problems(name, checkpoint[name].flatten().split(2**22))
         elif name.endswith("scales"):  # of MXFP4, in either layout; its 4-bit numbers cannot be NaN
             wrong = int((checkpoint[name] == NAN_SCALE).sum())
             if wrong:
@@ -178,5 +176,17 @@ def _check_ties(checkpoint: Checkpoint, progress: Progress) -> list[str]:
 def _check_tokenizer(checkpoint: Checkpoint, progress: Progress) -> list[str]:
     if tokenizer_file(checkpoint.path) is None:
         return []  # a tokenizer is optional
-    size, room = read_tokenizer(checkpoint.path).get_vocab_size(), describe(checkpoint)[1].vocab_size
-    return [f"the tokenizer has {size} token IDs, the model only {room}"] if size > room else []
+    return tokenizer_problems(checkpoint.path, describe(checkpoint)[1].vocab_size)
+
+
+def tokenizer_problems(path: Path, vocab_size: int) -> list[str]:
+    """The problems of a tokenizer for a model with `vocab_size` token IDs."""
+    size = read_tokenizer(path).get_vocab_size()
+    return [f"the tokenizer has {size} token IDs, the model only {vocab_size}"] if size > vocab_size else []
+
+
+def value_problems(name: str, parts: Sequence[Tensor]) -> list[str]:
+    """The problems of the values of a tensor, which is in parts."""
+    wrong = sum(int((~part.isfinite()).sum()) for part in parts)
+    count = sum(part.numel() for part in parts)
+    return [f"{name}: {wrong} of {count} values are NaN or infinite"] if wrong else []

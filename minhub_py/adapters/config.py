@@ -98,12 +98,12 @@ class AdapterConfig:
 
     def to_json(self, transposed: bool) -> dict[str, Any]:
         """The content of adapter_config.json.    transposed: the base stores its weights (in, out), as GPT-2."""
-        targets, activated = self.target_modules, self.alora_invocation_tokens is not None
+        targets, tokens = self.target_modules, self.alora_invocation_tokens
         return {
             "peft_type": "LORA", "auto_mapping": None, "inference_mode": True, "fan_in_fan_out": transposed,
             "base_model_name_or_path": self.base_model_name_or_path, "revision": self.revision,
             # PEFT looks for the invocation with this task type only.
-            "task_type": "CAUSAL_LM" if activated else self.task_type,
+            "task_type": self.task_type if tokens is None else "CAUSAL_LM",
             "r": self.r, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout,
             "target_modules": list(targets) if isinstance(targets, tuple) else targets,
             "exclude_modules": list(self.exclude_modules) if isinstance(self.exclude_modules, tuple)
@@ -113,8 +113,7 @@ class AdapterConfig:
             "layers_to_transform": None if self.layers_to_transform is None else list(self.layers_to_transform),
             "layers_pattern": list(self.layers_pattern) or None,
             "rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern),
-            "alora_invocation_tokens": None if self.alora_invocation_tokens is None
-            else list(self.alora_invocation_tokens),
+            "alora_invocation_tokens": None if tokens is None else list(tokens),
         }  # fmt: skip
 
 

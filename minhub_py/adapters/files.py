@@ -54,6 +54,15 @@ def read_adapter(folder: Path, model: LanguageModel) -> Adapter:
     FileNotFoundError: the folder is not an adapter.
     ValueError: a setting is not supported, or the tensors do not fit the settings or the model; all are listed.
     """
+    config, tensors = stored_adapter(folder)
+    try:
+        return build_adapter(config, tensors, model)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
+    """The settings of an adapter, and its tensors under PEFT's names. Raises the errors of `read_adapter`."""
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}")
     source, values = str(folder / CONFIG), read_object(folder / CONFIG)
@@ -62,14 +71,7 @@ def read_adapter(folder: Path, model: LanguageModel) -> Adapter:
         raise FileNotFoundError(f"{folder} is not a complete adapter: it has no {weights}")
     file = open_safetensors(folder / weights)
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    if mlx.is_mlx(values):
-        config, tensors = mlx.to_peft(values, tensors, source)
-    else:
-        config = read_config(values, source)
-    try:
-        return build_adapter(config, tensors, model)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    return mlx.to_peft(values, tensors, source) if mlx.is_mlx(values) else (read_config(values, source), tensors)
 
 
 def build_adapter(config: AdapterConfig, tensors: Mapping[str, Tensor], model: LanguageModel) -> Adapter:

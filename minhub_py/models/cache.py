@@ -87,7 +87,7 @@ class Cache:
             if isinstance(layer, State):
                 for tensor in tensors:
                     tensor[row] = 0
-        self.lengths[row] = 0
+        self.lengths[row], self.adapter_starts[row] = 0, None
 
     def truncate(self, row: int, count: int) -> None:
         """Remove the last `count` positions of a row.

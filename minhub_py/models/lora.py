@@ -84,7 +84,7 @@ class Invocation:
     def start(self, prompt: Sequence[int], continuation: Sequence[int] = ()) -> int:
         """The position of the last invocation in a prompt, or else in the text with its continuation, or `NEVER`."""
         size = len(self.tokens)
-        for ids in (list(prompt), [*prompt, *continuation]):
+        for ids in (list(prompt), [*prompt, *continuation] if continuation else []):
             for start in range(len(ids) - size, -1, -1):
                 if ids[start : start + size] == self.tokens:
                     return start

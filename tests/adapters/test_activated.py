@@ -175,6 +175,15 @@ def test_hidden_states_and_caches_of_calls(tmp_path: Path) -> None:
         assert_close(torch.cat(calls, dim=1)[0], by_parts(base, always, ids, first_call))
 
 
+@torch.no_grad()
+def test_an_emptied_cache_has_no_start(tmp_path: Path) -> None:
+    base, _, activated = models(tmp_path, "llama")
+    cache, idx = activated.new_cache(1, 20), torch.tensor([TEXTS[3]])
+    activated(torch.tensor([TEXTS[0]]), cache)
+    cache.clear(0)
+    assert torch.equal(activated(idx, cache), base(idx))
+
+
 def test_the_first_token_of_a_text_is_not_its_prompt(tmp_path: Path) -> None:
     """A text that starts with an invocation of one token, and contains it again."""
     base, always, _ = models(tmp_path, "llama")

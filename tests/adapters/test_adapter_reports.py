@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapters import random_adapter
 from click.testing import CliRunner
 from references import random_model
 from safetensors.torch import load_file, save_file
 
 from minhub_py import save_pretrained, tokenizer_from_pretrained
+from minhub_py.adapters.mlx import WEIGHTS as MLX_WEIGHTS
 from minhub_py.cli.main import main
 
 
@@ -44,6 +46,23 @@ def test_inspect_shows_the_base_the_settings_and_the_tensors(folder: Path) -> No
     assert "model.layers.{}.self_attn.q_proj.lora_A.weight" in text
     assert f"{len(tensors)} tensors in total" in text
     assert "model.layers.1.self_attn.q_proj.lora_A.weight" in run("inspect", str(folder), "--tensors")
+
+
+def test_inspect_reads_adapters_of_mlx(tmp_path: Path) -> None:
+    """They do not name their base, so that `verify` cannot compare them."""
+    name = "model.layers.1.self_attn.q_proj"
+    save_file({f"{name}.lora_a": torch.zeros(32, 4), f"{name}.lora_b": torch.zeros(4, 32)}, tmp_path / MLX_WEIGHTS)
+    parameters = {"rank": 4, "scale": 3.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}
+    settings = {"fine_tune_type": "lora", "num_layers": -1, "lora_parameters": parameters}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    report = json.loads(run("inspect", str(tmp_path), "--json"))
+    assert report["base"] is None
+    assert report["settings"]["r"] == 4
+    assert [each["shape"] for each in report["tensors"]] == [[4, 32], [32, 4]]
+    assert "an adapter (LoRA) of an unknown model" in run("inspect", str(tmp_path))
+    assert "is an adapter of an unknown model" in run("verify", str(tmp_path), status=1)
+    (tmp_path / MLX_WEIGHTS).unlink()
+    assert f"is not a complete adapter: it has no {MLX_WEIGHTS}" in run("inspect", str(tmp_path), status=1)
 
 
 def test_verify_compares_an_adapter_with_its_base(folder: Path) -> None:

@@ -44,9 +44,7 @@ defect <- function(f, arguments) {
 }
 
 # The defects of wrong values for each argument, with valid values for the other arguments. Runs in a temporary folder,
-# because some values are names of output files. R checks its arguments in the same code with and without a worker; R in
-# Python transfers the values that pass in another way, which depends on the kind of a value and not on its argument:
-# there, each argument has a third of the kinds, and each kind a third of the arguments.
+# because some values are names of output files.
 defects <- function(name, f, right, arguments = setdiff(names(formals(f)), "...")) {
   folder <- tempfile("written ")
   dir.create(folder)
@@ -58,9 +56,7 @@ defects <- function(name, f, right, arguments = setdiff(names(formals(f)), "..."
   values <- wrong_values()
   found <- character()
   for (argument in arguments) {
-    kinds <- names(values)
-    if (minhubpy:::is_hosted()) kinds <- kinds[(seq_along(kinds) + match(argument, arguments)) %% 3L == 0L]
-    for (kind in kinds) {
+    for (kind in names(values)) {
       call <- right
       call[argument] <- list(values[[kind]])
       problem <- defect(f, call)
