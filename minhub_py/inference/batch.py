@@ -284,7 +284,7 @@ class Batch:
             return
         known, _ = self._longest_active(row)
         known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
-        row.loading = self.disk.load(row.text_of_base, known)
+        row.loading = self.disk.load(row.text, known)
 
     def _copy_prefix(self, row: Row) -> int:
         """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens."""

@@ -54,11 +54,6 @@ class Row:
     draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
     stop_reason: Literal["stop", "length", "error"] | None = None
 
-    @property
-    def text_of_base(self) -> list[int]:
-        """The tokens that the base computes, and the next one."""
-        return self.text if self.adapter_start is None else self.text[: self.adapter_start + 1]
-
     def start_of_adapter(self, begin: int) -> int | None:
         """`adapter_start` in a context that starts at position `begin`."""
         return None if self.adapter_start is None else max(self.adapter_start - begin, 0)

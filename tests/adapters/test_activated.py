@@ -134,9 +134,13 @@ def test_a_cached_prefix_ends_at_the_earlier_start(tmp_path: Path) -> None:
 
 def test_a_text_beyond_the_context_length_keeps_its_adapter(tmp_path: Path) -> None:
     """The invocation has left the context window: the adapter changes all of its tokens."""
-    _, _, activated = models(tmp_path, "gpt2")
+    _, always, activated = models(tmp_path, "gpt2")
     double = from_pretrained(tmp_path / "base", adapter=tmp_path / "activated", dtype="float64")
     assert isinstance(runner_of(double), TorchRunner)
+    whole = INVOCATION + texts_of(activated.config.n_positions - 12)[0]
+    adapted = [generate(model, [whole], 80, temperature=0, eos_id=None) for model in (always, activated)]
+    assert adapted[0] == adapted[1]
+    assert_close(*(torch.as_tensor(embed(model, None, [whole + adapted[0][0]])) for model in (activated, always)))
     prompt = [*TEXTS[0], *texts_of(activated.config.n_positions - 12)[0]]
     new = generate(activated, [prompt], 40, temperature=0, eos_id=None)
     assert new == generate(double, [prompt], 40, temperature=0, eos_id=None)
@@ -175,6 +179,32 @@ def test_hidden_states_and_caches_of_calls(tmp_path: Path) -> None:
         assert_close(torch.cat(calls, dim=1)[0], by_parts(base, always, ids, first_call))
 
 
+def test_texts_with_a_common_prefix_and_different_starts(tmp_path: Path) -> None:
+    _, _, activated = models(tmp_path, "llama")
+    shared = [20, 21, 22, 23, 24, 25, 7, 8, 26]
+    texts = [shared, [*shared, 7, 8, 27, 28], [*shared, 29]]
+    together = torch.as_tensor(logprob_matrix(activated, None, texts)[1])
+    alone = torch.cat([torch.as_tensor(logprob_matrix(activated, None, [text])[1]) for text in texts])
+    assert_close(together.nan_to_num(), alone.nan_to_num())  # the first token of a text has none
+
+
+def test_hidden_states_of_a_text_in_several_calls(tmp_path: Path) -> None:
+    """The last invocation is in a later call than the first one."""
+    models(tmp_path, "llama")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2000}))
+    paths = {name: tmp_path / name for name in ("always", "activated")}
+    base = from_pretrained(tmp_path / "base", adapter=paths, dtype="float32")
+    always, activated = base.adapter("always"), base.adapter("activated")
+    ids = [*texts_of(10)[0], *INVOCATION, *texts_of(600)[0], *INVOCATION, *texts_of(500)[0]]
+    [vectors] = embed(activated, None, [ids], pool="none")
+    cache, parts = base.new_cache(1, len(ids)), []
+    with torch.no_grad():
+        for model, part in ((base, ids[:612]), (always, ids[612:])):
+            parts.append(model.hidden(torch.tensor([part]), cache)[0])
+    assert_close(torch.as_tensor(vectors), torch.cat(parts))
+
+
 @torch.no_grad()
 def test_an_emptied_cache_has_no_start(tmp_path: Path) -> None:
     base, _, activated = models(tmp_path, "llama")
@@ -205,6 +235,8 @@ def test_files_contain_the_invocation(tmp_path: Path) -> None:
     _, _, activated = models(tmp_path, "llama")
     save_adapter(activated, tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "adapter_config.json").read_text())["alora_invocation_tokens"] == INVOCATION
+    # PEFT activates adapters of language models only.
+    assert json.loads((tmp_path / "copy" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     always = json.loads((tmp_path / "always" / "adapter_config.json").read_text())
     assert always["alora_invocation_tokens"] is None
 
@@ -253,13 +285,13 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
 def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None:
     """A prompt of the base, and the same text followed by the invocations of two adapters."""
     base, _, activated = models(tmp_path, "llama")
-    random_adapter(base, tmp_path / "other", seed=1, alora_invocation_tokens=(9,))
+    random_adapter(base, tmp_path / "other", seed=1, alora_invocation_tokens=tuple(INVOCATION))
     other = from_pretrained(tmp_path / "base", adapter=tmp_path / "other", dtype="float32")
     prefixes = PrefixCache(10**7)
     batches = [Batch(model, rows=1, max_length=40, prefixes=prefixes) for model in (base, activated, other)]
     text = texts_of(10)[0]
     for batch, model, end, cached in (
-        (batches[0], base, [21], 0), (batches[1], activated, [7, 8, 21], 10), (batches[2], other, [9, 21], 10),
+        (batches[0], base, [21], 0), (batches[1], activated, [7, 8, 21], 10), (batches[2], other, [7, 8, 21], 10),
         (batches[1], activated, [7, 8, 21, 22], 13), (batches[0], base, [7, 8, 21], 10),
         (batches[0], base, [7, 8, 9], 12), (batches[1], activated, [7, 8, 9], 12),
     ):  # fmt: skip
