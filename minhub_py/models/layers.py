@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, mean: Tensor | None = None) -> Tensor:
-    """X / sqrt(mean of x²) · (weight + offset) over the last dimension, computed in float32 and rounded once.
+    """x / sqrt(mean of x²) · (weight + offset) over the last dimension, computed in float32 and rounded once.
 
     weight: None for a factor of 1.    mean: the mean of x², if x is a part of the channels (tensor parallelism).
     """
@@ -64,7 +64,7 @@ class HeadLayerNorm(nn.Module):
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    """X times a factor that is rounded to the dtype of x."""
+    """x times a factor that is rounded to the dtype of x."""
     return x * torch.tensor(scale, dtype=x.dtype, device=x.device)
 
 

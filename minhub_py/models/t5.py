@@ -109,7 +109,7 @@ class Block(nn.Module):
         return self.add(x, self.mlp(self.mlp_norm(x)))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """X + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds float16."""
+        """x + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds float16."""
         x = x + self.dropout(y)
         return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
