@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
-from minhub_py.models.layers import HeadLayerNorm, RMSNorm, merge_heads, scaled, split_heads
+from minhub_py.models.cache import KeyValues, Layout
+from minhub_py.models.layers import HeadLayerNorm, RMSNorm, scaled
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.steps import (
     Add,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.rotary import Rope, Rotation
 from minhub_py.models.steps import EmbeddingLayer, Linear, Norm, PredictionInputs, PredictionStep, StoreResidual

@@ -26,10 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Classifier, Encoder, EncoderDecoder
-from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues, Past
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues
+from minhub_py.models.encoder import Classifier, Encoder, EncoderDecoder
 from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead, last_of
-from minhub_py.models.layers import RelativeBias, RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RelativeBias, RMSNorm
 from minhub_py.models.steps import (
     Add,
     Attend,

@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import merge_heads, scaled, sinusoidal_positions, split_heads
+from minhub_py.models.layers import scaled, sinusoidal_positions
 from minhub_py.models.settings import Positions, check_multiple
 from minhub_py.models.steps import Add, AddSinusoids, Attend, Embed, Linear, Logits, Norm, Step
 
