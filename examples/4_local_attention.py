@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py import gptneo
-from minhub_py.models.cache import Past
-from minhub_py.models.layers import local_attention
+from minhub_py.models.attention import Past, local_attention
 
 
 def full_mask(T: int) -> Tensor:

@@ -10,7 +10,7 @@ A model file declares its settings as data:
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
         ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
-        ALIASES                 for a model_type, its names of settings -> names of fields
+        ALIASES                 for a model_type, its names of settings -> names of fields, for files and for new models
         DEFAULTS                defaults of each model_type, for files that implement several model types
 
 A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
@@ -23,7 +23,7 @@ A setting that changes the result is never ignored: it is used, or an error name
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from reprlib import repr as brief
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
@@ -107,7 +107,7 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
     """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
     fields = {field.name: field for field in dataclasses.fields(Config)}
     title = Config.TITLE
-    settings = one_rope(Config, settings)
+    settings = one_rope(Config, renamed(Config, settings, fields))
     if unknown := sorted(set(settings) - set(fields)):
         listed = sorted(fields, key=lambda name: name in HEAD_SETTINGS)  # stable: the architecture's own come first
         raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(listed)}")
@@ -122,6 +122,20 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
         if values.get(name, default) != default:
             raise ValueError(f"{title}: a {kind} model has no {name}, but config.json sets it")
     return Config(**values)
+
+
+def renamed(Config: Any, settings: Mapping[str, object], fields: Collection[str]) -> dict[str, object]:
+    """The settings with the names of fields, where they have config.json's names for a model type (ALIASES).
+
+    ValueError: two names of one setting.
+    """
+    tables = getattr(Config, "ALIASES", {})
+    kind = settings.get("model_type", getattr(Config, "model_type", next(iter(tables), None)))
+    aliases = {name: field for name, field in tables.get(kind, {}).items() if name not in fields}
+    for name in aliases.keys() & settings.keys():
+        if aliases[name] in settings:
+            raise ValueError(f"{Config.TITLE}: {name} and {aliases[name]} are names of one setting: use one of them")
+    return {aliases.get(name, name): value for name, value in settings.items()}
 
 
 def changed(config: C, changes: Mapping[str, object]) -> C:

@@ -137,7 +137,7 @@ def relative(
     module: str = "",
     classifies: bool = True,
 ) -> Architecture:
-    """A relative of Llama (models/structure.py). model: the model's class; the config's class has the same name."""
+    """An architecture of the general decoder (models/decoder.py). model: the class; its config's has the same name."""
     training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
     return Architecture(name, title, model_type, (f"{model}Config", model), training, owner, sizes, module=module,
                         classifies=classifies)  # fmt: skip

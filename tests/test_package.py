@@ -224,3 +224,14 @@ def test_every_package_is_installed() -> None:
     folders = [path.parent.relative_to(ROOT) for name in ("minhub_py", "weights_map", "r_bridge")
                for path in (ROOT / name).rglob("__init__.py")]  # fmt: skip
     assert set(re.findall(r'"(.*?)"', listed[1])) == {".".join(folder.parts) for folder in folders}
+
+
+def test_new_models_accept_the_names_of_config_json() -> None:
+    bloom = minhub_py.bloom(n_layer=1, n_head=2, n_embed=8, vocab_size=5)
+    assert (bloom.config.num_hidden_layers, bloom.config.num_attention_heads, bloom.config.hidden_size) == (1, 2, 8)
+    assert minhub_py.xglm(num_layers=1, d_model=8, attention_heads=2, ffn_dim=8, vocab_size=5).config.hidden_size == 8
+    small = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "vocab_size": 5}  # fmt: skip
+    assert minhub_py.mixtral(num_local_experts=2, **small).config.num_experts == 2
+    with pytest.raises(ValueError, match="BLOOM: n_layer and num_hidden_layers are names of one setting: use one"):
+        minhub_py.bloom(n_layer=1, num_hidden_layers=1)

@@ -48,7 +48,7 @@ table = Table(
 )
 
 
-# Biases of layer norms, in relatives of Llama.
+# Biases of layer norms, in other architectures of the general decoder.
 NORM_BIASES = (
     Row("model.layers.{}.input_layernorm.bias", "layers.{}.input_layernorm.bias", same),
     Row("model.layers.{}.post_attention_layernorm.bias", "layers.{}.post_attention_layernorm.bias", same),
@@ -66,7 +66,7 @@ PLAIN = tuple(f"model.layers.{{}}.mlp.{name}_proj.bias" for name in ("gate", "up
 
 
 def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
-    """The table of a relative of Llama: Llama's rows, except those with a Hub or native template of `rows`.
+    """The table of the general decoder: Llama's rows, except those with a Hub or native template of `rows`.
 
     without: native templates that the model does not have.
     """
@@ -82,7 +82,7 @@ def gguf_architecture(
     encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}),
     flags: Mapping[str, str] = MappingProxyType({}),
 ) -> GGUFArchitecture:  # fmt: skip
-    """The GGUF architecture of Llama or a relative: Llama's rows, except those with a template of `rows`.
+    """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a template of `rows`.
 
     q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by default the name.
     without: Hub templates that the model does not have.    settings: in addition to Llama's.    derive, encode,

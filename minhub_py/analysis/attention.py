@@ -1,6 +1,6 @@
 """Attention weights of each head.
 
-`Past.attend` records the weights while the model's own `forward` runs, so that they include replaced modules and hooks.
+`RecordedPast` records the weights while the model's `forward` runs, so that they include replaced modules and hooks.
 """
 
 import os
@@ -14,8 +14,11 @@ from minhub_py.analysis import plots
 from minhub_py.analysis.tokens import Text, single_row, token_strings
 from minhub_py.inference.arguments import model_of
 from minhub_py.inference.eval_mode import in_eval_mode
-from minhub_py.models.base import EncoderDecoder, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.attention import Past
+from minhub_py.models.attention import attention_weights as weights_of
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import KeyValues
+from minhub_py.models.encoder import EncoderDecoder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,6 +85,24 @@ class AttentionWeights:
         return plots.plot_attention(self.weights, self.layers, tokens, path, layer, head)
 
 
+class RecordedPast(Past):
+    """A forward call that records the attention weights of each layer in `recorded`, float32 (B, H, T, S)."""
+
+    allows_blocks = False
+
+    def __init__(self, idx: Tensor) -> None:
+        super().__init__(idx)
+        self.recorded: dict[int, Tensor] = {}
+
+    def attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float,
+        softcap: float | None, sinks: Tensor | None, dropout: float, upcast: bool,
+    ) -> Tensor:  # fmt: skip
+        """Record the weights, and return the attention."""
+        self.recorded[layer] = weights_of(q.float(), k.float(), mask, causal, scale, softcap, sinks)
+        return super().attention(layer, q, k, v, mask, causal, scale, softcap, sinks, dropout, upcast)
+
+
 @torch.no_grad()
 def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeights:
     """Compute the attention weights of each head of each layer, as transformers' `attentions`.
@@ -104,14 +125,14 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
     if not model.encoder_only and not any(isinstance(layer, KeyValues) for layer in model.cache_layout()):
         raise ValueError(f"{model.config.TITLE} has no attention: use a transformer model")
     ids, tokens, idx = encode_text(model, tokenizer, text)
-    weights: dict[int, Tensor] = {}
-    past = Past(idx, recorded=weights)
+    past = RecordedPast(idx)
     running, context = in_eval_mode(model)
     with context():
         if isinstance(running, EncoderDecoder):
             running.encode(idx, past)
         else:
             running.body(idx, past)
+    weights = past.recorded
     layers = sorted(weights)
     return AttentionWeights(
         tokens, ids, [layer + 1 for layer in layers], torch.cat([weights[layer] for layer in layers]).cpu(),

@@ -15,7 +15,7 @@ from minhub_py.analysis.tokens import Text, ids_of_texts, is_missing
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.inference.torch_runner import CHUNK
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.lora import starting_at
 
 # Tokens per batch, including padding: bounds the memory, and suffices to use each weight often.

@@ -13,7 +13,7 @@ from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
-from minhub_py.models.base import Classifier, Encoder
+from minhub_py.models.encoder import Classifier, Encoder
 
 TEXTS = 1000  # per call of the tokenizer: an encoding takes a hundred times the memory of its text
 

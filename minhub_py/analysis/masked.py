@@ -21,7 +21,7 @@ from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.analysis.tokens import token_strings
 from minhub_py.inference.arguments import check_integer, check_tokenizer, model_of
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import MaskedLMHead
 
 MASKS = ("[MASK]", "<mask>")

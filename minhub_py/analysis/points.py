@@ -40,8 +40,9 @@ from torch import Tensor, nn
 from minhub_py.inference.arguments import all_of, is_text
 from minhub_py.inference.eval_mode import eval_copy, may_hold_modules
 from minhub_py.inference.quantize import Quantized
-from minhub_py.models.base import EncoderDecoder, LanguageModel
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.steps import (
     Add,

@@ -18,7 +18,7 @@ from minhub_py.analysis.encoders import TEXTS, hidden_states, special_tokens_bef
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.inference.arguments import check_integer, model_of
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 AGGREGATIONS = ("none", "simple", "first", "average", "max")

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from minhub_py.distributed.process_group import ProcessGroup
 from minhub_py.models import steps
-from minhub_py.models.base import EncoderDecoder, LanguageModel
-from minhub_py.models.cache import EncoderCache, Layout, Past
+from minhub_py.models.attention import Past
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import EncoderCache, Layout
+from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import BLOCK, ExpertMatrices, Packed
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, rms_norm
 from minhub_py.models.steps import Step

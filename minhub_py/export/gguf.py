@@ -32,6 +32,8 @@ from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.fitting import fit, with_values
 from minhub_py.models import rotary
+from minhub_py.models.llama import LlamaConfig
+from minhub_py.models.structure import Structure, biases
 from minhub_py.registry import architecture_of
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
@@ -193,7 +195,7 @@ def effective(config: Any) -> dict[str, Any]:
     ignored = {"architectures", "model_type", "initializer_range", "n_inner", "bos_token_id", "eos_token_id",
                "pad_token_id", "rope_local_base_freq", "sliding_window_pattern", "layer_norm_epsilon",
                "classifier_pooling", "classifier_activation"}  # fmt: skip
-    structure = getattr(config, "structure", None)
+    structure = structure_of(config)
     if structure is None:
         settings = config.to_hub()
         if hasattr(config, "delta_sizes"):  # without the settings of images
@@ -211,13 +213,24 @@ def effective(config: Any) -> dict[str, Any]:
         settings = {field.name: getattr(structure, field.name) for field in fields(structure)}
         settings["hidden_act"], context = config.hidden_act, config.context_length
         settings["windows"] = [None if window and window >= context else window for window in structure.windows]
-        ropes = [rope and rotary.rope_of(rope, structure.rotated) for rope in structure.ropes]
+        ropes = [rope and rotary.rope_of(rope, config.rotated) for rope in structure.ropes]
         settings["ropes"] = [rope and (rope.frequencies, rope.short, rope.amplitude) for rope in ropes]
     settings |= {"context_length": config.context_length, "tie_word_embeddings": config.tie_word_embeddings}
     if getattr(config, "encoder_only", False):
         ignored |= {"tie_word_embeddings", "scale_decoder_outputs", "num_decoder_layers", "decoder_start_token_id"}
     return {name: value for name, value in settings.items()
             if name not in ignored and not name.endswith(("drop", "dropout"))}  # fmt: skip
+
+
+def structure_of(config: Any) -> Structure | None:
+    """The structure of Llama and of the general decoder, one of which may be read as the other; else None."""
+    if not isinstance(config, LlamaConfig):
+        return getattr(config, "structure", None)
+    return Structure(
+        config.windows, [config.rope] * config.num_hidden_layers, eps=config.rms_norm_eps,
+        biases=biases(config.qkv_bias, config.attention_bias, config.mlp_bias),
+        head_norms="before rotation" if config.has_head_norms else "",
+    )  # fmt: skip
 
 
 def same(first: Any, second: Any) -> bool:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py.export.torchscript_functions import FUNCTIONS, traced
-from minhub_py.models.base import ACTIVATIONS, Encoder, EncoderDecoder, LanguageModel
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.heads import LastTokenHead, MaskedLMHead, SequenceHead
 from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm

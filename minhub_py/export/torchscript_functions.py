@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minhub_py.models.attention import attention, local_attention, merge_heads, split_heads
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import gated_mlp, route
 from minhub_py.models.layers import (
     alibi_bias,
-    attention,
     counted_positions,
     head_layer_norm,
-    local_attention,
-    merge_heads,
     query_growth,
     relative_bias,
     rms_norm,
@@ -23,7 +21,6 @@ from minhub_py.models.layers import (
     rotate,
     scaled,
     sinusoidal_positions,
-    split_heads,
 )
 
 
@@ -39,7 +36,7 @@ def self_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, causal: bool, softcap: float | None,
     sinks: Tensor | None, dropout: float, upcast: bool,
 ) -> Tensor:  # fmt: skip
-    """`Past.attend` without a cache. window: 0 for none."""
+    """`Past.attend_to` without a cache. window: 0 for none."""
     if not causal:
         mask: Tensor | None = None
         if 0 < window < q.size(2):

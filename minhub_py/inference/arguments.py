@@ -53,7 +53,7 @@ def not_a_decoder(config: Any) -> str:
     elif head == "tokens":
         calls.append("entities")
     names = " or ".join(map(call_name, calls))
-    if head == "sequence" and not config.IS_ENCODER:  # see models/base.py: Classifier
+    if head == "sequence" and not config.IS_ENCODER:  # see models/encoder.py: Classifier
         return f"this {config.TITLE} has a classification head, and does not predict the next token: use {names}"
     return f"{config.TITLE} is a text encoder, which does not predict the next token: use {names}"
 

@@ -19,7 +19,7 @@ from minhub_py.inference.native.program import CPU
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.inference.prefixes import identity_of_weights
 from minhub_py.inference.unmodified import check_unmodified
-from minhub_py.models.base import Encoder, EncoderDecoder
+from minhub_py.models.encoder import Encoder, EncoderDecoder
 
 BATCH_TOKENS = 1024  # of one call: bounds the memory, and each weight read is used many times
 

@@ -32,9 +32,9 @@ from minhub_py.inference.native.program import CPU, Program
 from minhub_py.inference.native.weights import FLOATS
 from minhub_py.inference.torch_runner import Runner, TorchRunner
 from minhub_py.inference.unmodified import check_unmodified
-from minhub_py.models.base import Encoder, EncoderDecoder, LanguageModel
-from minhub_py.models.cache import Cache, EncoderKeyValues
-from minhub_py.models.cache_layout import zeros
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.cache import Cache, EncoderKeyValues, zeros
+from minhub_py.models.encoder import Encoder, EncoderDecoder
 from minhub_py.models.lora import NEVER
 from minhub_py.models.steps import PredictionStep
 

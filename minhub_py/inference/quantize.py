@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from minhub_py.inference.native import library
-from minhub_py.models.base import EncoderDecoder, LanguageModel
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices, Packed
 from minhub_py.models.steps import Add, CacheEncoder, Embed, Experts, Linear, Logits, Recurrent
 from weights_map.blocks import TYPES, Blocks, unpack_rows

@@ -24,10 +24,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Encoder
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import counted_positions, merge_heads, split_heads
+from minhub_py.models.layers import counted_positions
 from minhub_py.models.settings import unavailable
 from minhub_py.models.steps import (
     Add,

@@ -5,25 +5,121 @@ Sources
     Hub docs: `transformers`, model_type "bloom".
 
 Differences from similar architectures
-    Llama       has rotary embeddings, RMS norms, no biases and a gated MLP. BLOOM norms its embeddings.
+    GPT-2       has learned positions. BLOOM adds a bias to the scores instead, and normalizes its embeddings.
     GPT-NeoX    has rotary embeddings; q, k and v are fused in the same order in the Hub's files.
+
+Notation
+    B batch rows    T new positions    S attended positions (cached and new)
+    C channels, hidden_size    H heads    D head size    V vocabulary
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout
+from minhub_py.models.heads import HeadSettings
+from minhub_py.models.layers import ALiBi
+from minhub_py.models.settings import Positions, check_multiple
+from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Step
 
 NAMES = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "seq_length": "max_position_embeddings"}
+ACTIVATION = "gelu_pytorch_tanh"
 
 
-class Bloom(Llama):
+class Attention(nn.Module):
+    def __init__(self, config: "BloomConfig", layer: int) -> None:
+        super().__init__()
+        C = config.hidden_size
+        self.layer, self.heads, self.scale = layer, config.num_attention_heads, config.head_size**-0.5
+        self.dropout = config.attention_dropout
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(C, C) for _ in "qkvo")
+
+    def forward(self, x: Tensor, past: Past, bias: Tensor) -> Tensor:
+        q, k, v = (split_heads(layer(x), self.heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend(self.layer, q, k, v, scale=self.scale, bias=bias, dropout=dropout, upcast=True)  # (B, H, T, D)
+        return self.o_proj(merge_heads(y))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: "BloomConfig") -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.down_proj = nn.Linear(4 * config.hidden_size, config.hidden_size)
+        self.act = ACTIVATIONS[ACTIVATION]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: "BloomConfig", layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, x: Tensor, past: Past, bias: Tensor) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), past, bias))
+        return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+
+
+class Bloom(LanguageModel):
     config: "BloomConfig"
+
+    def __init__(self, config: "BloomConfig") -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.alibi = ALiBi.of(config.num_attention_heads)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        # A tied head is the token embedding itself and has no parameter.
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.init_weights(config.initializer_range)
+
+    def body(self, idx: Tensor, past: Past) -> Tensor:
+        x = self.embedding_norm(self.embed_tokens(idx))  # (B, T, C)
+        bias = self.alibi(past.positions, past.attended)  # (B or 1, H, T, S)
+        for block in self.layers:
+            x = block(x, past, bias)
+        return self.norm(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+
+    def cache_layout(self) -> Layout:
+        return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
+
+    def steps(self) -> Iterator[Step]:
+        block: Any
+        yield Embed(self.embed_tokens)
+        yield Norm(self.embedding_norm, to_residual=True)
+        for block in self.layers:
+            attn, mlp, p = block.self_attn, block.mlp, block.dropout.p
+            yield Norm(block.input_layernorm)
+            yield Linear([attn.q_proj, attn.k_proj, attn.v_proj])
+            yield Attend(attn.heads, attn.heads, attn.scale, bias=self.alibi, upcast=True, dropout=attn.dropout)
+            yield Add(attn.o_proj, dropout=p)
+            yield Norm(block.post_attention_layernorm)
+            yield Linear([mlp.up_proj], ACTIVATION)
+            yield Add(mlp.down_proj, dropout=p)
+        yield Norm(self.norm)
+        yield Logits(self.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 @dataclass(frozen=True)
-class BloomConfig(RelativeConfig):
+class BloomConfig(HeadSettings, Positions):
     """The settings of config.json that change the result. Defaults: BLOOM 560M.
 
     max_position_embeddings is seq_length of config.json. ALiBi has no maximum; the models have seen 2,048 tokens.
@@ -43,33 +139,27 @@ class BloomConfig(RelativeConfig):
     hidden_size: int = 1024
     num_hidden_layers: int = field(default=24, metadata={"range": (1, 4096)})
     num_attention_heads: int = 16
-    num_key_value_heads: int | None = field(default=None, metadata={"choices": (None,)})
-    intermediate_size: int | None = field(default=None, metadata={"choices": (None,)})  # type: ignore[assignment]
-    hidden_act: str = field(default="gelu_pytorch_tanh", metadata={"choices": ("gelu_pytorch_tanh",)})
+    max_position_embeddings: int = field(default=2048, metadata={"range": (1, 2**31)})
     layer_norm_epsilon: float = 1e-5
     hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = 3
 
-    @property
-    def inner(self) -> int:
-        """The width of the MLP."""
-        return 4 * self.hidden_size
+    def __post_init__(self) -> None:
+        self.drop_unused_labels()
+        check_multiple(self, "hidden_size", "num_attention_heads")
 
     @property
-    def structure(self) -> Structure:
-        """What distinguishes this model from Llama."""
-        return self.declared(
-            ropes=[None] * self.num_hidden_layers, norm="layer", eps=self.layer_norm_epsilon, gated=False,
-            qkv_bias=True, output_bias=True, mlp_bias=True, dropout=self.hidden_dropout, embedding_norm=True,
-            alibi=True,
-        )  # fmt: skip
+    def head_size(self) -> int:
+        """The head size (D)."""
+        return self.hidden_size // self.num_attention_heads
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
-        settings = super().to_hub()
-        for name in ("num_key_value_heads", "intermediate_size", "hidden_act", "rope_parameters"):
-            del settings[name]
-        return {**{new: settings.pop(old) for new, old in NAMES.items()}, **settings}
+        settings = self.without_head()
+        renamed = {new: settings.pop(old) for new, old in NAMES.items()}
+        return {**self.hub_head(self.ARCHITECTURE), "model_type": self.MODEL_TYPE, **renamed, **settings}

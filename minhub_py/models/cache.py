@@ -1,8 +1,7 @@
-"""The cache of a model and the positions of one forward call.
+"""The cache of a model: keys and values, recurrent states, and the keys and values of an encoder.
 
-A model declares the cache of each layer in `cache_layout()`: keys and values, a recurrent state, or the keys and values
-of the encoder. `Cache` allocates the buffers once. `Past` is the view of one forward call: it counts positions, updates
-the cache, builds masks and computes attention (`Past.attend`).
+A model declares the cache of each layer in `cache_layout()`: `KeyValues`, `State` or `EncoderKeyValues`. `Cache`
+allocates the buffers once, and attention.py updates them.
 
 A layer with a window caches the window only, in a ring buffer: position p is in slot p % size. The native runner stores
 several tokens before the first of them attends, and rejects draft tokens; its rings have `lookahead` additional slots.
@@ -13,15 +12,60 @@ sufficient without draft tokens; each additional slot allows one more position t
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.models.cache_layout import EncoderCache, EncoderKeyValues, KeyValues, Layout, State, shapes_of, zeros
-from minhub_py.models.layers import attention, attention_weights, local_attention
 
-__all__ = ["Cache", "EncoderCache", "EncoderKeyValues", "KeyValues", "Layout", "Past", "State", "shapes_of"]
+@dataclass(frozen=True)
+class KeyValues:
+    """An attention layer: keys and values of `heads` KV heads (G) of `size` numbers (D).
+
+    window: number of positions that a query attends to, including its own; None for all previous positions.
+    """
+
+    heads: int
+    size: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A recurrent layer: one tensor per shape, slot and row. dtype: None for the model's dtype."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class EncoderKeyValues:
+    """A cross-attention layer: keys and values of the encoder, one per encoder position, fixed during decoding."""
+
+    heads: int
+    size: int
+
+
+LayerCache = KeyValues | State | EncoderKeyValues
+Layout = Sequence[LayerCache]
+EncoderCache = Mapping[int, tuple[Tensor, Tensor]]  # cross-attention layer -> keys and values (B, H, E, D)
+
+
+def shapes_of(layer: LayerCache, max_length: int, lookahead: int, drafts: int = 0) -> Sequence[tuple[int, ...]]:
+    """The shapes of a layer's tensors for one row."""
+    if isinstance(layer, State):
+        return [(1 + drafts, *shape) for shape in layer.shapes]
+    window = layer.window if isinstance(layer, KeyValues) else None
+    size = max_length if window is None else min(window + lookahead, max_length)
+    return [(layer.heads, size, layer.size)] * 2
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. NumPy allocates it on a CPU: the system provides memory only for the pages written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, f"i{dtype.itemsize}")).view(dtype)  # NumPy has no bfloat16
 
 
 class Cache:
@@ -34,7 +78,7 @@ class Cache:
     encoder_lengths: number of encoder positions of each row; 0 before the encoder has run.
     adapter_starts: the first position of each row that an activated adapter (lora.py) changes; None: not known.
 
-    The buffers start as zeros: a masked key that is NaN would spoil the softmax. They are updated in place, so no
+    The buffers start as zeros: a masked key that is NaN would make the softmax NaN. They are updated in place, so no
     gradient flows from one call to the next.
     """
 
@@ -255,196 +299,3 @@ class Cache:
         if size == 1:  # a view, which does not depend on the lengths: torch.compile would recompile for each
             return slice(rows), 0
         return list(range(rows)), [(length + count) % size for length in self.lengths]
-
-
-class Past:
-    """The T new positions of one forward call, and the cached positions before them; the same for all layers.
-
-    positions: (B, T) int64, or (1, T) if all rows have equal length.
-    size: the number of positions for which the cache has room; T without a cache.
-    encoder: keys and values of the encoder, for an encoder-decoder without a cache.
-    recorded: receives the attention weights of each layer, float32 (B, H, T, S); None: they are not computed.
-    attended_tokens: (B, T) bool, the tokens that an encoder and cross-attention attend to, without padding; None for
-    all.
-    lengths: of texts that follow each other in `idx` (1, T), without a cache. Each has its own positions and attends to
-    itself only. ValueError: with another argument or a bias of attention.
-    """
-
-    def __init__(
-        self,
-        idx: Tensor,
-        cache: Cache | None = None,
-        encoder: EncoderCache | None = None,
-        recorded: dict[int, Tensor] | None = None,
-        attended_tokens: Tensor | None = None,
-        lengths: Sequence[int] | None = None,
-    ) -> None:
-        if lengths is not None and any(each is not None for each in (cache, encoder, recorded, attended_tokens)):
-            raise ValueError("texts in one row (lengths=) have no cache, encoder, recording or padding")
-        self.texts = [] if lengths is None else [Past(text) for text in idx.split(list(lengths), dim=1)]
-        lengths = [0] if cache is None else cache.lengths
-        if min(lengths) == max(lengths):  # a set of lengths would make torch.compile recompile for each token
-            lengths = lengths[:1]
-        self.cache, self.encoder, self.recorded, self.attended_tokens = cache, encoder, recorded, attended_tokens
-        self.length = idx.size(1)
-        self.size = self.length if cache is None else cache.max_length
-        self.start, self.ragged = lengths[0], len(lengths) > 1
-        self.end = max(lengths) + idx.size(1)
-        starts = torch.tensor(lengths, device=idx.device).unsqueeze(1)
-        self.positions = starts + torch.arange(idx.size(1), device=idx.device)
-        # By window: the attended positions depend on nothing else. A key that contains the number of positions would
-        # make torch.compile recompile for each token.
-        self._masks: dict[int | None, Tensor | None] = {}
-        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # keys, values and positions by layer
-        self._bias: tuple[Tensor, int | None, Tensor] | None = None  # the latest bias, its window and its masked copy
-        if self.texts:
-            self.positions = torch.cat([text.positions for text in self.texts], dim=1)
-            self.size = self.end = max(text.length for text in self.texts)
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = True,
-        dropout: float = 0.0,
-        upcast: bool = False,
-        source: int | None = None,
-        keep: bool = False,
-    ) -> Tensor:
-        """Cache k and v (B, G, T, D), and return the attention of q (B, H, T, D) to all positions: (B, H, T, D).
-
-        scale: factor of the scores; None for 1 / √D.    window: each query attends to its own position and to the
-        window - 1 positions before it, and without `causal` to as many after it.    softcap, sinks, dropout, upcast:
-        see `layers.attention`.    bias: (B or 1, H, T, S), added to the scores; S are the positions of `attended`.
-        causal: False to attend to later positions, too (an encoder, without a cache).    source: an earlier layer with
-        `keep`, whose keys and values are used in place of k and v.    keep: a later layer uses these keys and values.
-
-        A rank of tensor parallelism passes its share of the heads: the number of heads follows from the shapes.
-        """
-        if self.texts:
-            if bias is not None:
-                raise ValueError("texts in one row (lengths=) cannot have a bias of attention")
-            settings: Any = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "causal": causal,
-                             "dropout": dropout, "upcast": upcast, "source": source, "keep": keep}  # fmt: skip
-            return self.attend_in_texts(layer, q, k, v, settings)
-        T = self.length
-        k, v, attended = self.keys_values(layer, k, v, source)
-        if keep:
-            self._kept[layer] = k, v, attended
-        scale = q.size(-1) ** -0.5 if scale is None else scale
-        if self.recorded is None and window is not None and window < T and causal:
-            starts = self.positions[:, 0].expand(q.size(0))
-            return local_attention(q, k, v, starts, window, scale, softcap, sinks, dropout, upcast)
-        if bias is not None and (causal or self.attended_tokens is not None):
-            mask: Tensor | None = self.masked(bias, attended, window, causal)
-        elif bias is not None:
-            mask = bias
-        else:
-            mask = self.mask(attended, window) if causal else self.mask_of_encoder(window)
-        is_causal = True if causal and mask is None and T > 1 else False  # noqa: SIM210  # torch.compile needs a branch
-        if self.recorded is not None:
-            self.recorded[layer] = attention_weights(q.float(), k.float(), mask, is_causal, scale, softcap, sinks)
-        return attention(q, k, v, mask, is_causal, scale, softcap, sinks, dropout, upcast)
-
-    def attend_in_texts(
-        self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, settings: Mapping[str, Any]
-    ) -> Tensor:
-        """`attend` within each text of `lengths`."""
-        lengths = [text.length for text in self.texts]
-        parts = ([None] * len(lengths) if tensor is None else tensor.split(lengths, dim=2) for tensor in (q, k, v))
-        attended = [text.attend(layer, *part, **settings) for text, *part in zip(self.texts, *parts, strict=True)]
-        return torch.cat(attended, dim=2)
-
-    def keys_values(
-        self, layer: int, k: Tensor | None, v: Tensor | None, source: int | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The attended keys and values (B, G, S, D), and their positions (B or 1, S); see `attend`."""
-        if source is not None:
-            return self._kept[source]
-        assert k is not None
-        assert v is not None
-        return (k, v, self.positions) if self.cache is None else self.cache.update(layer, k, v, self.positions)
-
-    def cross_attend(self, layer: int, q: Tensor, *, scale: float, dropout: float = 0.0) -> Tensor:
-        """Attention of q (B, H, T, D) to the keys and values of the encoder: (B, H, T, D)."""
-        k, v, mask = self.encoder_keys_values(layer)
-        if self.recorded is not None:
-            self.recorded[layer] = attention_weights(q.float(), k.float(), mask, False, scale)
-        return attention(q, k, v, mask, False, scale, dropout=dropout)
-
-    @property
-    def attended(self) -> Tensor:
-        """The attended positions (1, S) of a layer without a window: all positions to the last new one."""
-        return torch.arange(self.end, device=self.positions.device).unsqueeze(0)
-
-    def mask(self, attended: Tensor, window: int | None = None) -> Tensor | None:
-        """The mask (B or 1, 1, T, S) of the new positions over the attended positions (B or 1, S).
-
-        None: causal from the first position, or a single new position that attends to all.
-        """
-        S, T = attended.size(1), self.length
-        if window not in self._masks:
-            in_window = window is None or self.start + T <= window or (T == 1 and window >= S)  # all attended positions
-            is_masked = self.ragged or not in_window or (self.start > 0 and T > 1)
-            self._masks[window] = self.allowed(attended, window) if is_masked else None
-        return self._masks[window]
-
-    def mask_of_encoder(self, window: int | None = None) -> Tensor | None:
-        """The mask (B or 1, 1, T or 1, T) of bidirectional attention: without padding, and within the window."""
-        if window not in self._masks:
-            mask = None
-            if self.attended_tokens is not None:
-                mask = self.attended_tokens[:, None, None]  # (B, 1, 1, T)
-            if window is not None and window < self.length:
-                distances = (self.positions.unsqueeze(2) - self.positions.unsqueeze(1)).abs()  # (1, T, T)
-                # A padding token attends at least to itself: without any key the softmax would be NaN.
-                near = (distances < window).unsqueeze(1)
-                mask = near if mask is None else (near & mask) | (distances == 0).unsqueeze(1)
-            self._masks[window] = mask
-        return self._masks[window]
-
-    def allowed(self, attended: Tensor, window: int | None = None) -> Tensor:
-        """The mask of `mask`, never None."""
-        queries, keys = self.positions.unsqueeze(2), attended.unsqueeze(1)  # (B or 1, T, 1), (B or 1, 1, S)
-        allowed = (keys <= queries) & (keys >= 0)
-        if window is not None:
-            allowed = allowed & (keys > queries - window)
-        return allowed.unsqueeze(1)
-
-    def masked(self, bias: Tensor, attended: Tensor, window: int | None = None, causal: bool = True) -> Tensor:
-        """A bias with -inf at masked positions. Layers that share a bias share the result."""
-        if self._bias is None or self._bias[0] is not bias or self._bias[1] != window:
-            allowed = self.allowed(attended, window) if causal else self.mask_of_encoder(window)
-            assert allowed is not None
-            self._bias = bias, window, bias.masked_fill(~allowed, -torch.inf)
-        return self._bias[2]
-
-    def encoder_keys_values(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (B, H, E, D) of the encoder for a cross-attention layer, and their mask or None."""
-        if self.cache is not None:
-            return self.cache.encoder(layer)
-        assert self.encoder is not None
-        k, v = self.encoder[layer]
-        return k, v, None if self.attended_tokens is None else self.attended_tokens[:, None, None]
-
-    def state(self, layer: int) -> list[Tensor] | None:
-        """The state of a recurrent layer, (B, …) each; None without a cache, which means zeros."""
-        return None if self.cache is None else self.cache.state(layer)
-
-    def set_state(self, layer: int, tensors: Sequence[Tensor]) -> None:
-        """Store the state of a recurrent layer."""
-        if self.cache is not None:
-            self.cache.set_state(layer, tensors, self.length)
-
-    def finish(self) -> None:
-        """Count the new positions. A call that fails before leaves the cache unchanged."""
-        if self.cache is not None:
-            self.cache.advance([self.length] * len(self.cache.lengths))

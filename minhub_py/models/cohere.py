@@ -15,16 +15,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Factors, Structure, biases
 
 
-class Cohere(Llama):
+class Cohere(Decoder):
     config: "CohereConfig"
 
 
 @dataclass(frozen=True)
-class CohereConfig(RelativeConfig):
+class CohereConfig(DecoderConfig):
     """The settings of config.json that change the result. Defaults: Command R."""
 
     TITLE: ClassVar = "Cohere"
@@ -52,12 +52,12 @@ class CohereConfig(RelativeConfig):
         """What distinguishes this model from Llama."""
         return self.declared(
             norm="layer without bias", eps=self.layer_norm_eps, parallel=True, interleaved=True, exact_rotation=True,
-            qkv_bias=self.attention_bias, output_bias=self.attention_bias, logit_scale=self.logit_scale,
+            biases=biases(self.attention_bias, self.attention_bias), factors=Factors(logits=self.logit_scale),
             head_norms="layer" if self.use_qk_norm else "",
         )  # fmt: skip
 
 
-class Cohere2(Llama):
+class Cohere2(Decoder):
     config: "Cohere2Config"
 
 

@@ -54,7 +54,7 @@ def delta_rule(
 
 
 def unit(x: Tensor) -> Tensor:
-    """X (…, K) divided by its length."""
+    """x (…, K) divided by its length."""
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
 
 

@@ -11,16 +11,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class Ernie45(Llama):
+class Ernie45(Decoder):
     config: "Ernie45Config"
 
 
 @dataclass(frozen=True)
-class Ernie45Config(RelativeConfig):
+class Ernie45Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: ERNIE 4.5 0.3B."""
 
     TITLE: ClassVar = "ERNIE 4.5"
@@ -48,6 +48,6 @@ class Ernie45Config(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, interleaved=True, exact_rotation=True, qkv_bias=self.use_bias,
-            output_bias=self.use_bias, mlp_bias=self.use_bias,
+            eps=self.rms_norm_eps, interleaved=True, exact_rotation=True,
+            biases=biases(self.use_bias, self.use_bias, self.use_bias),
         )  # fmt: skip

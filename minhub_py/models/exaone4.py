@@ -12,16 +12,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure
 
 
-class Exaone4(Llama):
+class Exaone4(Decoder):
     config: "Exaone4Config"
 
 
 @dataclass(frozen=True)
-class Exaone4Config(RelativeConfig):
+class Exaone4Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: transformers'."""
 
     TITLE: ClassVar = "EXAONE 4"
@@ -61,7 +61,7 @@ class Exaone4Config(RelativeConfig):
         rotates = [self.sliding_window is None or name == "sliding_attention" for name in types]
         return self.declared(
             windows=self.windows_of(types, self.sliding_window), ropes=[rope if layer else None for layer in rotates],
-            eps=self.rms_norm_eps, head_norms="each", norm_before=False, norm_after=True,
+            eps=self.rms_norm_eps, head_norms="before rotation", norms="after",
         )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:

@@ -32,10 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Encoder, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS, LanguageModel
+from minhub_py.models.cache import KeyValues, Layout
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, unavailable

@@ -29,10 +29,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary, steps
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm, merge_heads, rms_norm, scaled, split_heads
+from minhub_py.models.layers import RMSNorm, rms_norm, scaled
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation
@@ -63,18 +64,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, past: Past, rotation: Rotation) -> Tensor:
         q = self.q_norm(split_heads(self.q_proj(x), self.heads))  # (B, H, T, D)
-        k = v = None
         if self.k_proj is None or self.k_norm is None:
+            assert self.source is not None
             q, _ = rotation(q, q[:, :0])
+            keys_values = past.shared[self.source]
         else:
             k = split_heads(self.k_proj(x), self.kv_heads)  # (B, G, T, D)
             v = k if self.v_proj is None else split_heads(self.v_proj(x), self.kv_heads)
             v = rms_norm(v, None, self.eps)
             q, k = rotation(q, self.k_norm(k))
-        y = past.attend(
-            self.layer, q, k, v, scale=1.0, window=self.window, source=self.source, keep=self.keeps,
-            dropout=self.dropout if self.training else 0.0,
-        )  # fmt: skip  # (B, H, T, D)
+            keys_values = past.keys_values(self.layer, k, v)
+        if self.keeps:
+            past.shared[self.layer] = keys_values
+        dropout = self.dropout if self.training else 0.0
+        y = past.attend_to(self.layer, q, keys_values, scale=1.0, window=self.window, dropout=dropout)  # (B, H, T, D)
         return self.o_proj(merge_heads(y))
 
 

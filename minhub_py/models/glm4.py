@@ -12,23 +12,23 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class GLM4(Llama):
+class GLM4(Decoder):
     config: "GLM4Config"
 
 
 @dataclass(frozen=True)
-class GLM4Config(RelativeConfig):
+class GLM4Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: GLM-4 9B."""
 
     TITLE: ClassVar = "GLM-4"
     MODEL_TYPE: ClassVar = "glm4"
     ARCHITECTURE: ClassVar = "Glm4ForCausalLM"
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
-    PART: ClassVar = 0.5
+    ROTATED: ClassVar = 0.5
 
     vocab_size: int = 151552
     intermediate_size: int = 13696
@@ -44,4 +44,5 @@ class GLM4Config(RelativeConfig):
     @property
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
-        return self.declared(eps=self.rms_norm_eps, interleaved=True, qkv_bias=self.attention_bias, norm_after=True)
+        qkv = biases(self.attention_bias)
+        return self.declared(eps=self.rms_norm_eps, interleaved=True, biases=qkv, norms="both")

@@ -26,11 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary, steps
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.experts import BLOCK, Packed, Routing, gated_mlp, mixture, route, weight_of
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import GroupedHeads, check_layer_types, check_multiple
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, Step

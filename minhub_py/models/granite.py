@@ -14,20 +14,20 @@ Differences from similar architectures
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Factors, Structure, biases
 
 
-class Granite(Llama):
+class Granite(Decoder):
     config: "GraniteConfig"
 
 
-class GraniteHybrid(Llama):
+class GraniteHybrid(Decoder):
     config: "GraniteHybridConfig"
 
 
 @dataclass(frozen=True)
-class GraniteConfig(RelativeConfig):
+class GraniteConfig(DecoderConfig):
     """The settings of config.json that change the result. Defaults: transformers'."""
 
     TITLE: ClassVar = "Granite"
@@ -48,10 +48,11 @@ class GraniteConfig(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            scale=self.attention_multiplier, eps=self.rms_norm_eps, qkv_bias=self.attention_bias,
-            output_bias=self.attention_bias, mlp_bias=self.mlp_bias,
-            embedding_scale=None if self.embedding_multiplier == 1 else self.embedding_multiplier,
-            residual_scale=self.residual_multiplier, logit_scale=1 / self.logits_scaling,
+            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias),
+            factors=Factors(
+                embeddings=None if self.embedding_multiplier == 1 else self.embedding_multiplier,
+                scores=self.attention_multiplier, residual=self.residual_multiplier, logits=1 / self.logits_scaling,
+            ),
         )  # fmt: skip
 
 

@@ -12,16 +12,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class Hunyuan(Llama):
+class Hunyuan(Decoder):
     config: "HunyuanConfig"
 
 
 @dataclass(frozen=True)
-class HunyuanConfig(RelativeConfig):
+class HunyuanConfig(DecoderConfig):
     """The settings of config.json that change the result. Defaults: transformers'."""
 
     TITLE: ClassVar = "Hunyuan"
@@ -58,8 +58,7 @@ class HunyuanConfig(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_bias, head_norms="each",
-            norms_last=True,
+            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias), head_norms="after rotation",
         )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:

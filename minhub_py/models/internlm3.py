@@ -12,16 +12,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class InternLM3(Llama):
+class InternLM3(Decoder):
     config: "InternLM3Config"
 
 
 @dataclass(frozen=True)
-class InternLM3Config(RelativeConfig):
+class InternLM3Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: InternLM 3 8B."""
 
     TITLE: ClassVar = "InternLM 3"
@@ -51,5 +51,5 @@ class InternLM3Config(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_bias, mlp_bias=self.mlp_bias
+            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias)
         )

@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary, steps
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past, State
+from minhub_py.models.cache import KeyValues, Layout, State
 from minhub_py.models.experts import Routing
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.attention import PackedPast, Past
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import Cache, Past
+from minhub_py.models.cache import Cache
 
 NEVER = sys.maxsize  # of the first token that an adapter changes, in a text without the invocation
 NOT_MERGEABLE = (
@@ -98,10 +99,10 @@ class Invocation:
         elif self.starts is not None:
             starts = self.starts
         else:
-            texts = idx[0].split([text.length for text in past.texts]) if past.texts else idx
+            texts = idx[0].split([text.length for text in past.texts]) if isinstance(past, PackedPast) else idx
             starts = [self.start(ids.tolist()) for ids in texts]
         first = torch.tensor([NEVER if start is None else start for start in starts], device=idx.device)
-        if past.texts:
+        if isinstance(past, PackedPast):
             first = first.repeat_interleave(torch.tensor([text.length for text in past.texts], device=idx.device))
         else:
             first = first.unsqueeze(1)

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minhub_py.models.attention import Past
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import Past, State
+from minhub_py.models.cache import State
 from minhub_py.models.steps import Embed, Logits, Recurrent, Step
 from minhub_py.system.device import has_onednn_bfloat16
 

@@ -28,11 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Past
+from minhub_py.models.cache import KeyValues
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mixture import Mixture
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.rotary import Rotation

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
-from minhub_py.models.base import ACTIVATIONS, Encoder
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past, merge_heads, split_qkv
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import merge_heads, split_qkv
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions
 from minhub_py.models.steps import Add, Attend, Embed, Gate, HiddenStates, Linear, Norm, Rotate, Step

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Encoder
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import HeadSettings, MaskedLMHead, SequenceHead, TokenHead
-from minhub_py.models.layers import RelativeBias, counted_positions, merge_heads, split_heads
+from minhub_py.models.layers import RelativeBias, counted_positions
 from minhub_py.models.steps import Add, AddPositions, Attend, Embed, HiddenStates, Linear, Norm, Step
 
 PAD = 1  # ID of the padding token. transformers has the same constant and ignores pad_token_id.

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past
 from minhub_py.models.layers import RMSNorm
 from minhub_py.models.rotary import Rope, Rotation
 from minhub_py.models.steps import EmbeddingLayer, Linear, Norm, PredictionInputs, PredictionStep, StoreResidual
@@ -38,7 +38,7 @@ class MultiTokenPrediction(nn.Module):
         self.norm = RMSNorm(size, eps, offset=offset)
 
     def forward(self, embedded: Tensor, hidden: Tensor, past: Past, rotation: Rotation) -> Tensor:
-        """H' (B, T, C), from the embeddings of the next tokens and the hidden states, (B, T, C) each."""
+        """h' (B, T, C), from the embeddings of the next tokens and the hidden states, (B, T, C) each."""
         x = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), dim=2))
         for layer in self.layers:
             x = layer(x, past, rotation)

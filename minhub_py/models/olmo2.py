@@ -17,18 +17,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from minhub_py.models import rotary
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class Olmo2(Llama):
+class Olmo2(Decoder):
     config: "Olmo2Config"
 
 
 @dataclass(frozen=True)
-class Olmo2Config(RelativeConfig):
+class Olmo2Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: OLMo 2 7B."""
 
     TITLE: ClassVar = "OLMo 2"
@@ -45,12 +45,12 @@ class Olmo2Config(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_bias, head_norms="joint",
-            exact_rotation=True, norm_before=False, norm_after=True,
+            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_bias), head_norms="joint",
+            exact_rotation=True, norms="after",
         )  # fmt: skip
 
 
-class Olmo3(Llama):
+class Olmo3(Decoder):
     config: "Olmo3Config"
 
 

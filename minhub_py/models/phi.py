@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import KeyValues, Layout, Past
+from minhub_py.models.cache import KeyValues, Layout
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import merge_heads, split_heads
 from minhub_py.models.rotary import Rotation
 from minhub_py.models.settings import Positions, check_multiple, check_rotated
 from minhub_py.models.steps import Add, Attend, Embed, Linear, Logits, Norm, Rotate, SaveResidual, Step

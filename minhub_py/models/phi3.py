@@ -14,16 +14,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure
 
 
-class Phi3(Llama):
+class Phi3(Decoder):
     config: "Phi3Config"
 
 
 @dataclass(frozen=True)
-class Phi3Config(RelativeConfig):
+class Phi3Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: Phi-3-mini."""
 
     TITLE: ClassVar = "Phi-3"
@@ -50,7 +50,7 @@ class Phi3Config(RelativeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs = self.structure.rotated // 2
+        pairs = self.rotated // 2
         for name in ("short_factor", "long_factor"):
             if (count := len(self.rope.get(name, [0] * pairs))) != pairs:
                 raise ValueError(f"Phi-3: rope_parameters' {name} has {count} factors for {pairs} rotated pairs")

@@ -30,12 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minhub_py.models import rotary
+from minhub_py.models.attention import Past, merge_heads, split_heads
 from minhub_py.models.base import ACTIVATIONS, LanguageModel
-from minhub_py.models.cache import Cache, KeyValues, Layout, Past, State
+from minhub_py.models.cache import Cache, KeyValues, Layout, State
 from minhub_py.models.delta import gated_delta, gated_rms_norm
 from minhub_py.models.experts import Routing
 from minhub_py.models.heads import HeadSettings
-from minhub_py.models.layers import RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RMSNorm
 from minhub_py.models.mixture import Mixture, SharedExpert
 from minhub_py.models.mlp import GatedMLP
 from minhub_py.models.mtp import MultiTokenPrediction

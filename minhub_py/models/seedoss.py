@@ -11,16 +11,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class SeedOSS(Llama):
+class SeedOSS(Decoder):
     config: "SeedOSSConfig"
 
 
 @dataclass(frozen=True)
-class SeedOSSConfig(RelativeConfig):
+class SeedOSSConfig(DecoderConfig):
     """The settings of config.json that change the result. Defaults: transformers'."""
 
     TITLE: ClassVar = "Seed-OSS"
@@ -48,6 +48,6 @@ class SeedOSSConfig(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            eps=self.rms_norm_eps, qkv_bias=self.attention_bias, output_bias=self.attention_out_bias,
-            mlp_bias=self.mlp_bias, dropout=self.residual_dropout,
+            eps=self.rms_norm_eps, biases=biases(self.attention_bias, self.attention_out_bias, self.mlp_bias),
+            dropout=self.residual_dropout,
         )  # fmt: skip

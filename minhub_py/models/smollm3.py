@@ -11,16 +11,16 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class SmolLM3(Llama):
+class SmolLM3(Decoder):
     config: "SmolLM3Config"
 
 
 @dataclass(frozen=True)
-class SmolLM3Config(RelativeConfig):
+class SmolLM3Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: SmolLM3 3B."""
 
     TITLE: ClassVar = "SmolLM3"
@@ -67,7 +67,7 @@ class SmolLM3Config(RelativeConfig):
             windows = self.windows_of(self.layer_types, window)
         return self.declared(
             windows=windows, ropes=[self.rope if rotates else None for rotates in self.rotates], eps=self.rms_norm_eps,
-            qkv_bias=self.attention_bias, output_bias=self.attention_bias, mlp_bias=self.mlp_bias,
+            biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias),
         )  # fmt: skip
 
     def to_hub(self) -> dict[str, Any]:

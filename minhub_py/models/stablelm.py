@@ -12,23 +12,23 @@ Differences from similar architectures
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class StableLM(Llama):
+class StableLM(Decoder):
     config: "StableLMConfig"
 
 
 @dataclass(frozen=True)
-class StableLMConfig(RelativeConfig):
+class StableLMConfig(DecoderConfig):
     """The settings of config.json that change the result. Defaults: StableLM 3B."""
 
     TITLE: ClassVar = "StableLM"
     MODEL_TYPE: ClassVar = "stablelm"
     ARCHITECTURE: ClassVar = "StableLmForCausalLM"
     ROPE_NAMES: ClassVar = {"partial_rotary_factor": "partial_rotary_factor"}
-    PART: ClassVar = 0.25
+    ROTATED: ClassVar = 0.25
     ONLY_VALUE: ClassVar = {"hidden_dropout": 0.0, "norm_bias": True}
 
     vocab_size: int = 50304
@@ -47,6 +47,6 @@ class StableLMConfig(RelativeConfig):
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
         return self.declared(
-            norm="layer", eps=self.layer_norm_eps, qkv_bias=self.use_qkv_bias, parallel=self.use_parallel_residual,
-            head_norms="layer" if self.qk_layernorm else "",
+            norm="layer", eps=self.layer_norm_eps, biases=biases(self.use_qkv_bias),
+            parallel=self.use_parallel_residual, head_norms="layer" if self.qk_layernorm else "",
         )  # fmt: skip

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from minhub_py.models.base import ACTIVATIONS
-from minhub_py.models.llama import Llama
-from minhub_py.models.structure import RelativeConfig, Structure
+from minhub_py.models.decoder import Decoder
+from minhub_py.models.structure import DecoderConfig, Structure, biases
 
 
-class StarCoder2(Llama):
+class StarCoder2(Decoder):
     config: "StarCoder2Config"
 
 
 @dataclass(frozen=True)
-class StarCoder2Config(RelativeConfig):
+class StarCoder2Config(DecoderConfig):
     """The settings of config.json that change the result. Defaults: StarCoder 2 3B."""
 
     TITLE: ClassVar = "StarCoder 2"
@@ -53,6 +53,6 @@ class StarCoder2Config(RelativeConfig):
         """What distinguishes this model from Llama."""
         return self.declared(
             windows=[self.sliding_window] * self.num_hidden_layers, norm="layer", eps=self.norm_epsilon, gated=False,
-            qkv_bias=self.use_bias, output_bias=self.use_bias, mlp_bias=self.use_bias, dropout=self.residual_dropout,
+            biases=biases(self.use_bias, self.use_bias, self.use_bias), dropout=self.residual_dropout,
             embedding_dropout=self.embedding_dropout,
         )  # fmt: skip

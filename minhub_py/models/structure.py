@@ -1,14 +1,15 @@
-"""The structure of Llama and its relatives, as data: what models/llama.py computes beyond the sizes.
+"""The differences from Llama as data: what models/decoder.py computes beyond the sizes.
 
-A relative is a config file: a dataclass of its settings, derived from `RelativeConfig`, whose `structure` states the
-differences from Llama. models/smollm3.py is a short example.
+An architecture is a config file: a dataclass of its settings, derived from `DecoderConfig`, whose `structure` states
+the differences. models/smollm3.py is a short example. A difference that only one architecture has is not declared here:
+that architecture has its own model file.
 
 Notation: see models/llama.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from minhub_py.models import rotary
 from minhub_py.models.base import ACTIVATIONS
@@ -16,59 +17,66 @@ from minhub_py.models.heads import HeadSettings
 from minhub_py.models.settings import Positions, check_layer_types, check_multiple, check_rotated
 
 
+class Factors(NamedTuple):
+    """Factors, 1 by default.
+
+    embeddings: of the embeddings, rounded to the model's dtype; None for no factor.    scores: of the attention scores;
+    None for 1 / √D.    residual: of the outputs of attention and MLP.    logits: of the logits.
+    """
+
+    embeddings: float | None = None
+    scores: float | None = None
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_FACTORS = Factors()
+
+
+def biases(qkv: bool = False, output: bool = False, mlp: bool = False) -> tuple[str, ...]:
+    """`Structure.biases` from the settings of a config."""
+    return tuple(name for name, has_bias in {"qkv": qkv, "output": output, "mlp": mlp}.items() if has_bias)
+
+
 @dataclass(frozen=True)
 class Structure:
-    """What distinguishes the decoders that models/llama.py computes. The defaults are Llama's.
+    """What distinguishes the decoders that models/decoder.py computes. The defaults are Llama's.
 
     windows: the window of each layer, in positions; None for all previous positions.
     ropes: the `rotary.completed` settings of each layer; None for a layer without rotary embedding.
-    rotated: rotated numbers of each head (R).    scale: factor of the attention scores; None for 1 / √D.
     interleaved: see `layers.rotate`.    exact_rotation: cosine and sine are not rounded to 16 bits.
+    biases: the linear layers with a bias: "qkv", "output" (of attention), "mlp".
     norm: RMS norm, or layer norm with or without bias.    eps: of all norms.
-    head_norms: norms of each head of q and k; of all heads jointly; or layer norms with a weight per head.
-    norms_last: the norms of q and k follow the rotation.
-    norm_before, norm_after: a norm before, and after, attention and MLP.
+    norms: norms before attention and MLP, after them, or both.
+    head_norms: norms of each head of q and k, before or after the rotation; of all heads jointly; or layer norms with a
+    weight per head.
     parallel: attention and MLP read one norm of the block's input, and both outputs are added to it.
     gated: an MLP with a gate; otherwise one layer, the activation, and one layer.
-    embedding_scale, residual_scale, logit_scale: factors of the embeddings, of the outputs of attention and MLP, and of
-    the logits.    dropout, embedding_dropout: of the outputs of attention and MLP, and of the embeddings.
-    embedding_norm: a norm of the embeddings.    alibi: a bias of the scores by the distance.    sinusoids: positions
-    are added to the embeddings, as in XGLM.
+    dropout, embedding_dropout: of the outputs of attention and MLP, and of the embeddings.
     """
 
     windows: Sequence[int | None]
     ropes: Sequence[dict[str, Any] | None]
-    rotated: int
-    scale: float | None = None
     interleaved: bool = False
     exact_rotation: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
+    biases: tuple[str, ...] = ()
     norm: Literal["rms", "layer", "layer without bias"] = "rms"
     eps: float = 1e-6
-    head_norms: Literal["", "each", "joint", "layer"] = ""
-    norms_last: bool = False
-    norm_before: bool = True
-    norm_after: bool = False
+    norms: Literal["before", "after", "both"] = "before"
+    head_norms: Literal["", "before rotation", "after rotation", "joint", "layer"] = ""
     parallel: bool = False
     gated: bool = True
-    embedding_scale: float | None = None
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
+    factors: Factors = NO_FACTORS
     dropout: float = 0.0
     embedding_dropout: float = 0.0
-    embedding_norm: bool = False
-    alibi: bool = False
-    sinusoids: bool = False
 
 
 @dataclass(frozen=True)
-class RelativeConfig(HeadSettings, Positions):
-    """The common settings of Llama's relatives. Subclasses declare their own settings and defaults.
+class DecoderConfig(HeadSettings, Positions):
+    """The common settings of the general decoder's architectures. Subclasses declare further settings and defaults.
 
     ARCHITECTURE: the class of the transformers model.    MODEL_TYPE: config.json's model_type.    THETA: the default of
-    rope_theta.    PART: the default of partial_rotary_factor.
+    rope_theta.    ROTATED: the default of partial_rotary_factor.
     """
 
     TITLE: ClassVar[str] = ""
@@ -77,7 +85,7 @@ class RelativeConfig(HeadSettings, Positions):
     NO_EFFECT: ClassVar[frozenset[str]] = frozenset({"pretraining_tp"})
     DERIVED: ClassVar[tuple[str, ...]] = ("head_dim",)
     THETA: ClassVar[float] = 1e4
-    PART: ClassVar[float] = 1.0
+    ROTATED: ClassVar[float] = 1.0
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -105,9 +113,11 @@ class RelativeConfig(HeadSettings, Positions):
             )
         structure = self.structure  # checks the pattern of layers
         if self.head_size % 2:
-            raise ValueError(f"{self.TITLE}: the head size ({self.head_size}) must be even: positions rotate pairs")
+            raise ValueError(
+                f"{self.TITLE}: the head size ({self.head_size}) must be even, because rotary embeddings rotate pairs"
+            )
         if any(structure.ropes):
-            check_rotated(self.TITLE, structure.rotated, self.head_size)
+            check_rotated(self.TITLE, self.rotated, self.head_size)
         names = getattr(self, "ROPE_NAMES", {})
         long = "original_max_position_embeddings" in names
         for number, rope in enumerate(structure.ropes):
@@ -121,36 +131,34 @@ class RelativeConfig(HeadSettings, Positions):
 
     def declared(self, **differences: Any) -> Structure:
         """A structure with these differences from Llama's: no windows, and one rotation in all layers."""
-        windows, rope = [None] * self.num_hidden_layers, self.rope
-        rotated = int(self.head_size * rope.get("partial_rotary_factor", 1.0))
-        ropes = [rope] * self.num_hidden_layers
-        return Structure(**{"windows": windows, "ropes": ropes, "rotated": rotated, **differences})
+        windows, ropes = [None] * self.num_hidden_layers, [self.rope] * self.num_hidden_layers
+        return Structure(**{"windows": windows, "ropes": ropes, **differences})
 
     @property
-    def inner(self) -> int:
-        """The width of the MLP."""
-        return self.intermediate_size
+    def rotated(self) -> int:
+        """The number of rotated numbers of each head (R)."""
+        return int(self.head_size * self.rope.get("partial_rotary_factor", 1.0))
 
     @property
     def kv_heads(self) -> int:
-        """G."""
+        """The number of KV heads (G)."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_dim(self) -> int | None:
-        """D, in relatives without such a setting."""
+        """The head size (D), for architectures without such a setting."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """The head size (D)."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def rope(self) -> dict[str, Any]:
         """rope_parameters with defaults."""
         rope = rotary.completed(self.rope_parameters, self.max_position_embeddings, self.THETA)
-        return rope if self.PART == 1 else {"partial_rotary_factor": self.PART, **rope}
+        return rope if self.ROTATED == 1 else {"partial_rotary_factor": self.ROTATED, **rope}
 
     def windows_of(self, types: Sequence[str] | None, window: int | None) -> list[int | None]:
         """The window of each layer. types: layer_types of config.json; None if all layers have the window."""

@@ -26,10 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minhub_py.models.base import ACTIVATIONS, Classifier, Encoder, EncoderDecoder
-from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues, Past
+from minhub_py.models.attention import Past, merge_heads, split_heads
+from minhub_py.models.base import ACTIVATIONS
+from minhub_py.models.cache import EncoderCache, EncoderKeyValues, KeyValues
+from minhub_py.models.encoder import Classifier, Encoder, EncoderDecoder
 from minhub_py.models.heads import HeadSettings, SequenceHead, TokenHead, last_of
-from minhub_py.models.layers import RelativeBias, RMSNorm, merge_heads, split_heads
+from minhub_py.models.layers import RelativeBias, RMSNorm
 from minhub_py.models.steps import (
     Add,
     Attend,
@@ -109,7 +111,7 @@ class Block(nn.Module):
         return self.add(x, self.mlp(self.mlp_norm(x)))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """X + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds float16."""
+        """x + y, clamped in float16: T5 was trained in bfloat16, and its residual stream exceeds float16."""
         x = x + self.dropout(y)
         return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from minhub_py.analysis.encoders import Input, run
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, TorchEncoder, encoder_runner
 from minhub_py.inference.prefixes import identity_of_weights
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 from minhub_py.serve.engine_thread import EngineThread, Failure, failure_of
 
 

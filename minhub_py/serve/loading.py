@@ -10,7 +10,7 @@ from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.fitting import describe
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 from minhub_py.serve.catalog import Source
 from minhub_py.serve.encoder_engine import EncoderEngine
 from minhub_py.serve.engine import Engine

@@ -17,7 +17,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
-from minhub_py.models.base import Encoder, LanguageModel
+from minhub_py.models.base import LanguageModel
+from minhub_py.models.encoder import Encoder
 from minhub_py.serve.engine_thread import BusyError, EngineThread, Failure
 from minhub_py.serve.validation import RequestError, invalid
 from minhub_py.serve.workers import RETRY_AFTER, Workers

@@ -1,7 +1,7 @@
 """The hidden states of texts of different lengths in training.
 
 Packing: the texts follow each other in one sequence, which needs no padding. All operations but attention compute each
-position separately. Attention is computed for each text on its own (models/cache.py): no text attends to another.
+position separately. Attention is computed for each text on its own (`PackedPast`): no text attends to another.
 
 Skipping: the tokens before the start of an activated adapter need no backward pass, because their keys and values are
 the base's.
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from minhub_py.models.attention import PackedPast
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.cache import Cache, KeyValues, Past
+from minhub_py.models.cache import Cache, KeyValues
 from minhub_py.models.steps import Attend
 
 
@@ -36,7 +37,7 @@ def hidden_of_texts(model: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
     lengths = [len(text) for text in texts]
     model.check(texts[lengths.index(max(lengths))].unsqueeze(0), None)
     idx = torch.cat(list(texts)).unsqueeze(0)
-    hidden = model.body(idx, Past(idx, lengths=lengths))
+    hidden = model.body(idx, PackedPast(idx, lengths))
     return pad_sequence(list(hidden[0].split(lengths)), batch_first=True)
 
 

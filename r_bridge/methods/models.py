@@ -229,7 +229,7 @@ def forward(
 
 def encoder_inputs(module: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, list[list[int]]]:
     """The mask and the token types that R has sent. ValueError: the model does not use them, or a value is invalid."""
-    from minhub_py.models.base import Encoder
+    from minhub_py.models.encoder import Encoder
 
     types = getattr(module, "embed_types", None)
     sizes = {"attention_mask": 2, "token_type_ids": types.num_embeddings if types is not None else None}

@@ -21,7 +21,7 @@ from minhub_py import embed
 from minhub_py.analysis import embeddings as module
 from minhub_py.analysis.hidden_states import HiddenStates
 from minhub_py.inference.quantize import quantize
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past
 
 
 @pytest.fixture(scope="module")

@@ -221,8 +221,8 @@ def test_it_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_config(reference_model)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     rope = type(model.model.rotary_emb)(reference_model)
-    structure = getattr(config, "structure", None)  # of Llama and its relatives
-    ours = rope_of(config.rope, structure.rotated if structure else config.head_size).sized(0)
+    structure = getattr(config, "structure", None)  # of the general decoder
+    ours = rope_of(config.rope, getattr(config, "rotated", config.head_size)).sized(0)
     frequencies, amplitude = ours.frequencies, ours.amplitude
     torch.testing.assert_close(torch.tensor(frequencies), rope.inv_freq, rtol=1e-6, atol=0)
     assert amplitude == pytest.approx(rope.attention_scaling)

@@ -17,7 +17,7 @@ from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
-from minhub_py.models.cache import Past
+from minhub_py.models.attention import Past
 from minhub_py.models.t5 import T5Encoder
 from minhub_py.serve.loading import task_at
 

@@ -21,7 +21,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
 from minhub_py.inspection import inspect, verify
-from minhub_py.models.base import Classifier
+from minhub_py.models.encoder import Classifier
 from minhub_py.registry import architecture_of
 from minhub_py.training.settings import Settings
 

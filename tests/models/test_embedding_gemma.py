@@ -16,7 +16,7 @@ import minhub_py
 from minhub_py import embed
 from minhub_py.config import read
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
-from minhub_py.models.base import Encoder
+from minhub_py.models.encoder import Encoder
 from minhub_py.registry import ENTRIES
 
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import torch
 from references import FEW, assert_close, texts_of
 
 import minhub_py
-from minhub_py.models.cache import Cache, KeyValues, Past
+from minhub_py.models.attention import PackedPast
 from minhub_py.training.packing import hidden_of_texts, supports_packing
 
 LENGTHS = (1, 40, 17, 3, 41)  # beyond any window of the cases
@@ -28,14 +28,10 @@ def test_packed_texts_equal_single_texts(load: Any, name: str) -> None:
         assert not hidden[len(text) :].any()
 
 
-def test_arguments_that_packing_lacks_are_rejected() -> None:
+def test_a_bias_of_attention_is_rejected_for_packed_texts() -> None:
     idx, q = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, 2, 5, 4)
-    cache = Cache([KeyValues(2, 4)], 1, 8, 0, like=q)
-    for arguments in ({"cache": cache}, {"recorded": {}}, {"encoder": {}}, {"attended_tokens": idx == 0}):
-        with pytest.raises(ValueError, match="no cache, encoder, recording or padding"):
-            Past(idx, lengths=[2, 3], **arguments)
-    with pytest.raises(ValueError, match="cannot have a bias"):
-        Past(idx, lengths=[2, 3]).attend(0, q, q, q, bias=torch.zeros(1, 2, 5, 5))
+    with pytest.raises(ValueError, match="packed texts cannot have a bias of attention"):
+        PackedPast(idx, [2, 3]).attend(0, q, q, q, bias=torch.zeros(1, 2, 5, 5))
 
 
 def test_other_architectures_are_padded(load: Any) -> None:

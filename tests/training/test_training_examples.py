@@ -41,7 +41,7 @@ from minhub_py import (
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
-from minhub_py.models.base import Classifier
+from minhub_py.models.encoder import Classifier
 from minhub_py.system.device import has_onednn_bfloat16
 from minhub_py.training import Listener, Run
 from minhub_py.training.data import read_corpus
