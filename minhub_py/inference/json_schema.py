@@ -214,7 +214,9 @@ class _Closing:
             return None
         if any("patternProperties" in part for part in parts[1:]):
             return None
-        return [name for part in parts for name in own_names(part)]
+        names = [name for part in parts for name in own_names(part)]
+        counts = [count for part in parts if isinstance(count := part.get("minProperties"), int)]
+        return None if max(counts, default=0) > len(set(names)) else names
 
     def seal(self, schema: dict[str, Any], names: list[str]) -> None:
         """Close an object. names: the properties of all schemas that apply to it."""

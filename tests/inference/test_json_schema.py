@@ -152,6 +152,8 @@ OBJECTS: list[tuple[Any, list[Any], list[Any]]] = [
     ({**A, "type": "object", "patternProperties": {"^x": {}}}, [{"a": 1, "x1": 2}], [{"y": 2}]),
     ({**A, "type": "object", "required": ["a", "z"]}, [{"a": 1, "z": 2}], [{"a": 1}, {"a": 1, "z": 2, "x": 3}]),
     ({"type": "object", "properties": {"o": {"type": "object", **A}}}, [{"o": {"a": 1}}], [{"o": {"x": 1}}]),
+    ({"type": "object", **A, "required": ["a"], "minProperties": 2}, [{"a": 1, "x": 2}], [{"a": 1}]),
+    ({"type": "object", **A, "minProperties": 1}, [{"a": 1}], [{}, {"x": 1}]),
     ({"type": "array", "items": {"type": "object", **A}}, [[{"a": 1}, {}]], [[{"x": 1}]]),
     ({"type": "object", "properties": {"o": REF_A}, **DEFS}, [{"o": {"a": 1}}], [{"o": {"x": 1}}]),
     ({"allOf": [{"type": "object", **A}, B]}, [{"a": 1, "b": 2}, {"b": 2}], [{"b": 2, "x": 3}, {"a": 1}]),
