@@ -24,6 +24,7 @@ COMMON = r"""
 TEXT: /(?s:.*)/
 NL: /[ \n]{0,3}/
 CALL_ID: /[a-zA-Z0-9]{9}/
+KEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
 PYTHON_STRING: /'([^'\\\x00-\x1f]|\\ESCAPE)*'/ | /"([^"\\\x00-\x1f]|\\ESCAPE)*"/
@@ -170,7 +171,8 @@ class _Writer:
         if fmt.kind in ("json", "name", "channels"):
             return self.rule(name, json_rule(schema))
         properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        if not isinstance(properties, Mapping):
+            return self.any_arguments(name)
         required = schema.get("required")
         required = [key for key in required if key in properties] if isinstance(required, list) else []
         shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
@@ -183,6 +185,22 @@ class _Writer:
             return self.rule(name, f"{self.text(fmt.parameter[0])} {body}".strip())
         opening, closing, comma = ('"("', '")"', '", "') if fmt.kind == "python" else ('"{"', '"}"', '","')
         return self.rule(name, f"{opening} {sequence(members, comma)} {closing}")
+
+    def any_arguments(self, name: str) -> str:
+        """Arguments of a schema that does not list them."""
+        fmt = self.markup.tools
+        if fmt.kind == "literal":
+            return self.rule(name, self.literal_value(name, {}, {"object"}))
+        if fmt.kind == "python":
+            value = self.rule(f"{name}_value", f'PYTHON_STRING | "True" | "False" | "None" | {name}_json')
+            self.rule(f"{name}_json", json_rule({"type": ["number", "boolean", "null", "array", "object"]}))
+            return self.rule(name, f'"(" (KEY "=" {value} (", " KEY "=" {value})*)? ")"')
+        after_name, before, between, after = fmt.parameter
+        if KEY in after:  # a grammar cannot repeat the key
+            return self.rule(name, self.text(after_name))
+        member = self.rule(f"{name}_any", f"{self.text(before)} KEY {self.text(between)} "
+                                          f"{self.until(f'{name}_value', after)}")  # fmt: skip
+        return self.rule(name, f"{self.text(after_name)} {member}*")
 
     def member(self, name: str, key: str, schema: Any) -> str:
         """A parameter with its value."""

@@ -128,6 +128,17 @@ def test_bounds_of_numbers_apply_in_all_notations(name: str) -> None:
         assert not accepts(name, schema, FORMS[name].format(number))
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_a_schema_that_lists_no_properties_permits_any_arguments(name: str) -> None:
+    form = FORMS[name].replace("</parameter>\n", "</parameter>\n<parameter=other>\nx\n</parameter>\n")
+    for value in ("12", "[1, 2]", "true") if name != "literal" else ("12", "[1,2]", "true"):
+        assert accepts(name, {"type": "object"}, form.format(value))
+        assert not accepts(name, {"type": "object", "properties": {}}, form.format(value))
+    if name == "python":
+        assert accepts(name, {"type": "object"}, "<|tool_call_start|>[f(a='x', b=None, c=[\"y\"])]<|tool_call_end|>")
+        assert accepts(name, {"type": "object"}, "<|tool_call_start|>[f()]<|tool_call_end|>")
+
+
 @pytest.mark.parametrize("name", ["hermes", "named", "python"])
 def test_strings_of_calls_can_have_unicode_escapes(name: str) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
