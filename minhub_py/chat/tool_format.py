@@ -117,13 +117,15 @@ def generic_format(alphabet: MarkerAlphabet) -> ToolFormat:
 def trained_format(alphabet: MarkerAlphabet) -> ToolFormat | None:
     """The format of a model whose template lists tools but ignores calls, by the tokens that begin its calls."""
     internal = alphabet.internal
-    start, end, single = map(internal, ("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>"))
+    start, end = internal("<|tool_call_start|>"), internal("<|tool_call_end|>")
+    single, closing = internal("<|tool_call|>"), internal("<|/tool_call|>")
     if is_marker(start) and is_marker(end):  # LFM2
         return ToolFormat("python", section=f"{start}[", separator=", ", section_end=f"]{end}",
                           parameter=("(", "", "=", ", "), renders_calls=False)  # fmt: skip
-    if is_marker(single):  # Granite 3
+    if is_marker(single):  # Granite 3; Phi-4-mini has the second token, too
+        section_end = "]" + (closing if is_marker(closing) else "")
         return ToolFormat("json", section=f"{single}[", head='{"name": "', middle='", "arguments": ', tail="}",
-                          separator=", ", section_end="]", renders_calls=False)  # fmt: skip
+                          separator=", ", section_end=section_end, renders_calls=False)  # fmt: skip
     return None
 
 

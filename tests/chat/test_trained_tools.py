@@ -44,14 +44,18 @@ CALLS = {
 USER = {"role": "user", "content": "Weather?"}
 
 
-@pytest.fixture(params=("lfm2", "granite"))
+TEMPLATES = {"lfm2": LFM2, "granite": GRANITE, "closed": GRANITE.replace("followed by", "and <|/tool_call|> around")}
+CALLS["closed"] = CALLS["granite"] + "<|/tool_call|>"
+
+
+@pytest.fixture(params=TEMPLATES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def template(name: str) -> ChatTemplate:
-    return chat_template({"lfm2": LFM2, "granite": GRANITE}[name])
+    return chat_template(TEMPLATES[name])
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +116,8 @@ def test_required_calls_have_the_native_form(name: str, template: ChatTemplate) 
 
 
 def test_a_template_without_the_tokens_of_calls_keeps_the_generic_form(name: str) -> None:
-    text = {"lfm2": LFM2, "granite": GRANITE}[name]
-    for marker in ("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>"):
+    text = TEMPLATES[name]
+    for marker in ("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>", "<|/tool_call|>"):
         text = text.replace(marker, "")
     prompt = chat_template(text).render([USER], tools=TOOLS)
     assert "<tool_call>" in prompt
