@@ -363,6 +363,7 @@ def tool_grammar(
     """
     if choice.schema is not None:
         vocabulary.grammar(choice.schema)  # its errors do not quote the rules
+    if isinstance(choice.schema, Mapping):
         choice = replace(choice, schema=prepared(choice.schema))
     try:
         for schema in tools.values():
