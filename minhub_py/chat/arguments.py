@@ -1,4 +1,4 @@
-"""Arguments of tool calls in notations other than JSON."""
+"""Arguments of tool calls in notations other than JSON. Numbers keep the text that the model wrote."""
 
 import ast
 import json
@@ -6,16 +6,33 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from minhub_py.system.json_text import JSONText, dumps, loads
+
+JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
 
 def parse_value(text: str, schema: Any) -> Any:
     """The value of a parameter that is written as bare text: a string, or JSON if the schema has another type."""
     if "string" in types_of(schema):
         return text
-    for parse in (json.loads, parse_python_value):  # some templates write Python's notation
-        try:
-            return parse(text)
-        except (ValueError, RecursionError):
-            continue
+    try:
+        loads(text)
+        return JSONText(text.strip())
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return parse_python_value(text)  # some templates write Python's notation
+    except (ValueError, RecursionError):
+        return text
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> str:
+    """Arguments as JSON text. Lone surrogates, which UTF-8 cannot encode, are escaped."""
+    text = dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return dumps(arguments)
     return text
 
 
@@ -36,14 +53,16 @@ def types_of(schema: Any) -> set[str]:
 def parse_python(text: str) -> dict[str, Any]:
     """The keyword arguments of a Python call such as `city="Oslo", days=2`. ValueError: other code."""
     try:
+        source = f"f({text})"
         try:
-            tree = ast.parse(f"f({text})", mode="eval").body
+            tree = ast.parse(source, mode="eval").body
         except SyntaxError:  # line ends in strings
-            tree = ast.parse("f({})".format(text.replace("\n", "\\n")), mode="eval").body
+            source = source.replace("\n", "\\n")
+            tree = ast.parse(source, mode="eval").body
         assert isinstance(tree, ast.Call)
         if tree.args or any(keyword.arg is None for keyword in tree.keywords):
             raise ValueError("arguments need names")
-        return {str(keyword.arg): _python_value(keyword.value) for keyword in tree.keywords}
+        return {str(keyword.arg): _python_value(keyword.value, source) for keyword in tree.keywords}
     except (SyntaxError, RecursionError, MemoryError, AssertionError) as error:
         raise ValueError(f"not a Python call: {error}") from error
 
@@ -51,24 +70,46 @@ def parse_python(text: str) -> dict[str, Any]:
 def parse_python_value(text: str) -> Any:
     """The value of a Python literal. ValueError: another expression, or a value that is not JSON."""
     try:
-        return _python_value(ast.parse(text.strip(), mode="eval").body)
+        source = text.strip()
+        return _python_value(ast.parse(source, mode="eval").body, source)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a Python literal: {error}") from error
 
 
-def _python_value(node: ast.expr) -> Any:
+def _python_value(node: ast.expr, source: str) -> Any:
     """The value of a literal, which can contain JSON's names of constants."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_python_value(item) for item in node.elts]
+        return [_python_value(item, source) for item in node.elts]
     if isinstance(node, ast.Dict):
-        keys = [_python_value(key) for key in node.keys if key is not None]
-        return {str(key): _python_value(value) for key, value in zip(keys, node.values, strict=True)}
+        keys = [_python_value(key, source) for key in node.keys if key is not None]
+        values = [_python_value(value, source) for value in node.values]
+        return {key.text if isinstance(key, JSONText) else str(key): value
+                for key, value in zip(keys, values, strict=True)}  # fmt: skip
     value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | bool | None):
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _python_number(ast.get_source_segment(source, node) or "")
+    if not isinstance(value, str | bool | None):
         raise ValueError(f"{value!r} is not JSON")
     return value
+
+
+def _python_number(text: str) -> JSONText:
+    """A number in Python's notation, such as `-0x1F`, `1_000` or `.5`, with all its digits."""
+    if JSON_NUMBER.fullmatch(text):
+        return JSONText(text)
+    plain = text.replace("_", "").replace(" ", "").removeprefix("+").lower()
+    digits = plain.removeprefix("-")
+    if digits.startswith(("0x", "0o", "0b")):
+        return JSONText(str(int(plain, 0)))
+    whole, point, rest = digits.partition(".")
+    fraction, exponent, power = rest.partition("e") if point else ("", *whole.partition("e")[1:])
+    whole = whole.partition("e")[0].lstrip("0") or "0"
+    result = "-" * plain.startswith("-") + whole + (f".{fraction or 0}" if point else "") + exponent + power
+    if not JSON_NUMBER.fullmatch(result):
+        raise ValueError(f"{text} is not a JSON number")
+    return JSONText(result)
 
 
 def parse_literal(text: str, quote: str) -> dict[str, Any]:
@@ -81,7 +122,7 @@ def parse_literal(text: str, quote: str) -> dict[str, Any]:
         return json.dumps(strings[0]) if strings else "null"
 
     try:
-        value = json.loads(tokens.sub(written, text))
+        value = loads(tokens.sub(written, text))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(value, dict):

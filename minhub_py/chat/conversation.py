@@ -157,8 +157,10 @@ class Chat:
 
         Args:
             text: The user message.
-            schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length".
-            tool_choice: "auto", "none", "required" (the reply begins with a call) or the name of a tool.
+            schema: JSON schema of the reply. The reply is valid JSON unless its `end` is "length". Objects that list
+                `properties` have no others, unless the schema has `"additionalProperties": True`.
+            tool_choice: "auto", "none", "required" (the reply begins with a call) or the name of a tool (the
+                reply is one call of it).
             settings: Fields of `ReplySettings`, for this reply only.
 
         Returns:
@@ -288,7 +290,10 @@ class Chat:
 
         def prompt(required: bool) -> Prompt:
             ids, dropped = self._prompt(question, settings.max_new_tokens, steps, tools)
-            return self._generator.prompt(ids, dropped, settings, tools, required=required, schema=schema)
+            parallel = not required or tool_choice == "required"  # the name of a tool requests one call
+            return self._generator.prompt(
+                ids, dropped, settings, tools, required=required, parallel=parallel, schema=schema
+            )
 
         prepared = prompt(tool_choice != "auto")
 

@@ -12,7 +12,7 @@ from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar
-from minhub_py.chat.tools import schemas_of
+from minhub_py.chat.tools import schemas_of, strict_names
 from minhub_py.chat.turns import Reply, ReplySettings, reasoning_and_calls
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
 from minhub_py.inference.batch import Batch, Event
@@ -61,12 +61,14 @@ class ReplyGenerator:
 
     def prompt(
         self, ids: list[int], dropped: int, settings: ReplySettings, tools: Sequence[Tool], *, required: bool,
-        schema: Any,
+        parallel: bool, schema: Any,
     ) -> Prompt:  # fmt: skip
         """A prompt with the form of its reply. ValueError: a stop string, the schema or a tool is invalid."""
-        schemas = schemas_of([tool.definition for tool in tools])
-        tail = end_of_prompt(self.tokenizer, ids)
-        form = ReplyForm(self.template.markup, tail, schemas, required and bool(tools), schema=schema)
+        definitions = [tool.definition for tool in tools]
+        form = ReplyForm(
+            self.template.markup, end_of_prompt(self.tokenizer, ids), schemas_of(definitions), required and bool(tools),
+            parallel, schema, strict=strict_names(definitions),
+        )  # fmt: skip
         stop = StopCriteria.of(self.model, "auto", (*settings.stop, *self.template.stops), self.tokenizer)
         stop = replace(stop, ids=stop.ids | self.template.end_ids | form.end_ids)
 

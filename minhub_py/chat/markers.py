@@ -89,7 +89,7 @@ class MarkerAlphabet:
 
 def is_marker(char: str) -> bool:
     """Whether a character represents a marker."""
-    return FIRST <= ord(char) < FIRST + COUNT
+    return len(char) == 1 and FIRST <= ord(char) < FIRST + COUNT
 
 
 def has_marker(internal: str) -> bool:

@@ -16,6 +16,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -143,6 +144,21 @@ def render(compiled: Callable[[str], Any], request: dict[str, Any]) -> dict[str,
         return {"error": f"{where}{type(error).__name__}: {error}"[:1000]}
 
 
+def open_modules(compiled: Callable[[str], Any]) -> None:
+    """Open the modules and the time zone that Python opens on first use: call every filter and test."""
+    for template in ("{{ strftime_now('%c') }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
+        render(compiled, {"template": template, "messages": [], "variables": {}})
+    environment = make_environment()
+    context = environment.from_string("").new_context()
+    for value in ("two <b>words</b> &amp;", [1, 2], {"a": 1}):
+        for name in environment.filters:
+            with suppress(Exception):  # some need arguments or another value
+                environment.call_filter(name, value, context=context)
+        for name in environment.tests:
+            with suppress(Exception):
+                environment.call_test(name, value, context=context)
+
+
 def main() -> None:
     """Respond to requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
@@ -150,9 +166,7 @@ def main() -> None:
     compiled = lru_cache(16)(make_environment().from_string)
     marks = ["", ""]  # of the current request
     marked = lru_cache(16)(make_environment(marks).from_string)
-    # Python opens modules and the time zone on first use, which must precede the limits.
-    for template in ("{{ strftime_now('%c') | pprint }}", "{{ 1 / 0 }}", "{% if %}", "{{ lipsum(1) }}"):
-        render(compiled, {"template": template, "messages": [], "variables": {}})
+    open_modules(compiled)
     limit_resources()
     for line in sys.stdin:
         request = json.loads(line)

@@ -6,8 +6,10 @@ from typing import Any
 
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
-from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, reasoning_budget, tool_grammar
+from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, ToolError, reasoning_budget, tool_grammar
+from minhub_py.chat.tool_writing import written_calls
 from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.system.printable import printable
 
 TAIL = 64  # tokens at the end of a prompt that can begin the reasoning
 
@@ -24,6 +26,7 @@ class ReplyForm:
         parallel: Whether the reply can have several calls.
         schema: JSON schema of the reply's text.
         separate_reasoning: Whether reasoning is separated from the text.
+        strict: Names of the tools whose schemas are followed exactly, or rejected.
     """
 
     markup: Markup
@@ -33,6 +36,7 @@ class ReplyForm:
     parallel: bool = True
     schema: Mapping[str, Any] | None = None
     separate_reasoning: bool = True
+    strict: frozenset[str] = frozenset()
 
     @property
     def is_parsed(self) -> bool:
@@ -61,10 +65,11 @@ class ReplyForm:
 
         get_vocabulary: returns the model's vocabulary, or raises ValueError if its tokenizer does not support grammars:
             then optional calls are not constrained.
-        ValueError: the schema is unsupported, or a required grammar is.
+        ValueError: the schema is unsupported, or a required grammar is. ToolError: a tool is.
         """
         if not self.tools and self.schema is None:
             return None
+        check_names(self.markup, self.tools)
         try:
             vocabulary = get_vocabulary()
         except ValueError:
@@ -73,10 +78,28 @@ class ReplyForm:
             return None
         if not self.is_parsed:
             return vocabulary.grammar(self.schema)
-        return tool_grammar(vocabulary, self.markup, self.tools, self.choice(max_new_tokens))
+        return tool_grammar(vocabulary, self.markup, self.tools, self.choice(max_new_tokens), self.strict)
 
 
 def end_of_prompt(tokenizer: Any, ids: list[int]) -> str:
     """The end of a rendered prompt, with special tokens."""
     text: str = tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     return text
+
+
+def check_names(markup: Markup, names: Iterable[str]) -> None:
+    """Check that calls of tools are recognized. ToolError: a name contains a part of the format."""
+    internal = markup.alphabet.internal
+    for name in names:
+        if markup.tools.kind == "channels":
+            text = internal("<|channel|>commentary to=functions.") + name + internal("<|message|>{}<|call|>")
+        else:
+            text = written_calls(markup.tools, [(name, {})])
+        parser = ReplyParser(markup, {name: {}})
+        events = parser.feed(text) + parser.close()
+        calls = [event.text for event in events if event.kind == "call"]
+        if calls != [name] or internal(name) != name:
+            raise ToolError(
+                f"a tool cannot have the name {printable(name[:64])!r}, which contains a part of the model's format of "
+                "calls: use letters, digits, _ and -"
+            )

@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from minhub_py.chat.arguments import end_of_group, parse_literal, parse_python, parse_value
+from minhub_py.chat.arguments import arguments_text, end_of_group, parse_literal, parse_python, parse_value
 from minhub_py.chat.markers import MarkedStream, is_marker
 from minhub_py.chat.text_reader import Steps, TextReader
 from minhub_py.chat.tool_format import KEY, Markup
 from minhub_py.chat.tools import is_complete
+from minhub_py.system.json_text import loads
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -285,7 +286,7 @@ class ReplyParser(TextReader):
                     if not isinstance(name, str) or (known_only and name not in (self.tools or {})):
                         return False
                 elif key in (self.format.arguments_key, *ARGUMENTS_KEYS) and arguments is None:
-                    arguments = arguments_text(value)
+                    arguments = object_or_string(value)
         except (ValueError, RecursionError):
             return self.calls > before
         if name is not None and self.calls == before and (char == "}" or arguments is not None):
@@ -347,7 +348,7 @@ class ReplyParser(TextReader):
             self.exhausted = True
             return False  # further parameters are missing
         if not self.ended or rest or arguments:
-            self._call(name, json.dumps(arguments, ensure_ascii=False))
+            self._call(name, arguments_text(arguments))
             return True
         return False
 
@@ -385,7 +386,7 @@ class ReplyParser(TextReader):
         except ValueError:
             return False
         self.position = end
-        self._call(name.strip(), json.dumps(arguments, ensure_ascii=False))
+        self._call(name.strip(), arguments_text(arguments))
         return True
 
     def _channels(self) -> Steps:
@@ -437,9 +438,9 @@ def valid_name(name: str) -> bool:
     return bool(name) and "\n" not in name and not any(map(is_marker, name))
 
 
-def arguments_text(raw: str) -> str:
+def object_or_string(raw: str) -> str:
     """Arguments as JSON text: an object, or the text of a string. ValueError: they are not JSON."""
-    value = json.loads(raw)
+    value = loads(raw)
     if isinstance(value, str):
         return value if value.strip() else "{}"
     return raw if isinstance(value, dict) else "{}"

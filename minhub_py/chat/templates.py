@@ -21,6 +21,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, Literal
 
+from minhub_py.chat.content import ContentForms, content_forms, normalized_content, text_of
 from minhub_py.chat.markers import MarkerAlphabet
 from minhub_py.chat.sandbox import SANDBOX
 from minhub_py.chat.tool_format import Markup, detect, generic_format
@@ -82,7 +83,7 @@ class ChatTemplate:
 
         Args:
             messages: Messages `{"role": …, "content": …}`. The content is a string or a list of text parts,
-                `{"type": "text", "text": …}`, which are joined by line ends.
+                `{"type": "text", "text": …}`. They are joined by line ends for a template that does not read parts.
             add_generation_prompt: Append the beginning of the assistant's reply.
             continue_final_message: The last message is an unfinished reply; append its text to its prompt, so that the
                 model continues it.
@@ -101,7 +102,7 @@ class ChatTemplate:
                     "continue_final_message requires an assistant message with text content at the end, after a user "
                     "message: append the unfinished reply to messages"
                 )
-            return self.render(previous, **variables) + reply.get("content", "")
+            return self.render(previous, **variables) + text_of(reply.get("content", ""))
         tools = variables.pop("tools", None) or ()  # some clients send an empty list
         if tools or uses_tools(plain):
             plain, tools = prepare(plain, to_plain_json({"tools": list(tools)}, "tools")["tools"], self.markup)
@@ -119,16 +120,41 @@ class ChatTemplate:
             return self._dialogue(plain)
         if self.kind == "plain":
             return plain_dialogue(plain, add_generation_prompt)
+        converted = [self._forms(message["role"]).convert(message["content"]) if "content" in message else None
+                     for message in plain]  # fmt: skip
+        messages = [message if content is None else {**message, "content": content}
+                    for message, content in zip(plain, converted, strict=True)]  # fmt: skip
+        return self._rendered(messages, tools, add_generation_prompt, marks, variables)
+
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: Sequence[Message], add_generation_prompt: bool,
+        marks: list[str] | None, variables: Mapping[str, Any],
+    ) -> str:  # fmt: skip
+        """The template's text for messages in the forms that it reads."""
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         context = {**self.tokens, **variables, "tools": tools or None, "documents": variables.get("documents"),
                    "add_generation_prompt": add_generation_prompt}  # fmt: skip
         context = to_plain_json(context, "variables of a chat template")
-        result = SANDBOX.render(self.templates[name], plain, context, marks)
+        result = SANDBOX.render(self.templates[name], messages, context, marks)
         if "rejected" in result:
             raise TemplateRejectionError(f"the chat template rejects the messages: {printable(result['rejected'])}")
         if "error" in result:
             raise ValueError(f"{self.origin} failed: {printable(result['error'])}")
         return result["text"]
+
+    def _forms(self, role: str) -> ContentForms:
+        """The forms of content that the template reads in messages of a role. Results of tools are text."""
+        if role not in ("system", "user", "assistant"):
+            return ContentForms(text=True, parts=False)
+        if role not in self._known_forms:
+            self._known_forms[role] = content_forms(
+                lambda messages: self._rendered(messages, (), role != "assistant", None, {}), role
+            )
+        return self._known_forms[role]
+
+    @cached_property
+    def _known_forms(self) -> dict[str, ContentForms]:
+        return {}
 
     def encode(self, messages: Sequence[Message], **settings: Any) -> list[int]:
         """Render and tokenize a conversation. For arguments and errors see `render`."""
@@ -189,13 +215,13 @@ class ChatTemplate:
                 raise TemplateRejectionError(
                     f"the model does not support {message['role']} messages: use user and assistant messages only"
                 )
-        return "".join(message.get("content", "") + eos for message in messages)
+        return "".join(text_of(message.get("content", "")) + eos for message in messages)
 
 
 def plain_dialogue(messages: Sequence[Message], add_generation_prompt: bool) -> str:
     """A dialogue for a model without a chat format. The system prompt precedes it."""
     names = {"user": "User: ", "assistant": "Assistant: "}
-    turns = [names.get(message["role"], "") + message.get("content", "").strip() for message in messages]
+    turns = [names.get(message["role"], "") + text_of(message.get("content", "")).strip() for message in messages]
     return "\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
@@ -210,12 +236,12 @@ def check_messages(messages: Any) -> Sequence[Message]:
 
 
 def normalized(message: Message) -> dict[str, Any]:
-    """A message with its content as one string and without null fields. ValueError: it is not JSON or not text."""
+    """A message with its content as text and without null fields. ValueError: it is not JSON or not text."""
     fields = {name: value for name, value in message.items() if value is not None}
     if not fields.get("tool_calls"):  # templates fail on an empty list
         fields.pop("tool_calls", None)
     if "content" in fields:
-        fields["content"] = text_of(fields["content"])
+        fields["content"] = normalized_content(fields["content"])
     reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
     if reasoning is not None:
         fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
@@ -229,22 +255,6 @@ def to_plain_json(fields: dict[str, Any], title: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{title} must be plain JSON: {error}") from error
     return plain
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content. ValueError: it contains something else."""
-    if isinstance(content, str):
-        return str(content)
-    if not isinstance(content, list | tuple):
-        raise ValueError(f"the content of a message must be a string or a list of parts, not {brief(content)}")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise ValueError(f"a message has a part of type {brief(kind)}: only text is supported")
-        texts.append(text)
-    return "\n".join(filter(None, texts))
 
 
 def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTemplate:

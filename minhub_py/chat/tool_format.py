@@ -44,7 +44,8 @@ class ToolFormat:
         arguments_key: Key of the arguments in kind "json".
         parameter: Text before the first parameter, before each key, between key and value, and after each value.
         quote: Quotation mark of strings in kind "literal".
-        native: Whether the template renders tools and calls. Otherwise chat/tools.py renders them as text.
+        native: Whether the template renders tools. Otherwise chat/tools.py renders tools, calls and results as text.
+        renders_calls: Whether the template renders earlier calls. Otherwise chat/tools.py adds them to the content.
         as_text: Whether the template requires the arguments of previous calls as JSON text.
     """
 
@@ -62,6 +63,7 @@ class ToolFormat:
     parameter: tuple[str, str, str, str] = ("", "", "", "")
     quote: str = '"'
     native: bool = True
+    renders_calls: bool = True
     as_text: bool = False
 
     @property
@@ -109,7 +111,22 @@ def generic_format(alphabet: MarkerAlphabet) -> ToolFormat:
     """The format for templates without tools: Hermes' tags, which several models without a template learned."""
     begin, end = alphabet.internal("<tool_call>\n"), alphabet.internal("\n</tool_call>")
     return ToolFormat("json", begin=begin, head='{"name": "', middle='", "arguments": ', tail="}", end=end,
-                      separator="\n", native=False)  # fmt: skip
+                      separator="\n", native=False, renders_calls=False)  # fmt: skip
+
+
+def trained_format(alphabet: MarkerAlphabet) -> ToolFormat | None:
+    """The format of a model whose template lists tools but ignores calls, by the tokens that begin its calls."""
+    internal = alphabet.internal
+    start, end = internal("<|tool_call_start|>"), internal("<|tool_call_end|>")
+    single, closing = internal("<|tool_call|>"), internal("<|/tool_call|>")
+    if is_marker(start) and is_marker(end):  # LFM2
+        return ToolFormat("python", section=f"{start}[", separator=", ", section_end=f"]{end}",
+                          parameter=("(", "", "=", ", "), renders_calls=False)  # fmt: skip
+    if is_marker(single):  # Granite 3; Phi-4-mini has the second token, too
+        section_end = "]" + (closing if is_marker(closing) else "")
+        return ToolFormat("json", section=f"{single}[", head='{"name": "', middle='", "arguments": ', tail="}",
+                          separator=", ", section_end=section_end, renders_calls=False)  # fmt: skip
+    return None
 
 
 def definition(name: str) -> dict[str, Any]:
@@ -159,7 +176,10 @@ class _Detection:
                 if detected is not None and self.is_distinct(detected[0]):
                     return replace(markup, tools=detected[0], end_ids=detected[1])
         except ValueError:  # the call has an unknown form
-            pass
+            return markup
+        trained = trained_format(self.alphabet)
+        if trained is not None and self.renders_tools() and self.renders_results():
+            return replace(markup, tools=trained)
         return markup
 
     def rejects_system(self) -> bool:
@@ -220,6 +240,11 @@ class _Detection:
             return NAMES[1] in self.render([self.user], tools=self.tools, add_generation_prompt=True)
         except ValueError:
             return False
+
+    def renders_results(self) -> bool:
+        """Whether the template renders the result of a call that is part of the content."""
+        result = {"role": "tool", "tool_call_id": IDS[0], "name": NAMES[0], "content": "qzresult"}
+        return "qzresult" in (self.tail({"role": "assistant", "content": CONTENT}, result) or "")
 
     def ends(self, rest: str) -> frozenset[int]:
         """The first special token after a call, and the end token of a message with further messages, if any."""

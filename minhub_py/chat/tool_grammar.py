@@ -5,14 +5,15 @@ do not change. With "required", it applies from the start of the reply.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minhub_py.chat.arguments import types_of
 from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
 from minhub_py.chat.tool_format import ID, KEY, Markup
-from minhub_py.inference.grammar import WHITESPACE, Grammar, GrammarError, Matcher, Vocabulary, schema_text
+from minhub_py.inference.grammar import OPTIONS, Grammar, GrammarError, Matcher, Vocabulary, schema_text
+from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
@@ -23,10 +24,11 @@ COMMON = r"""
 TEXT: /(?s:.*)/
 NL: /[ \n]{0,3}/
 CALL_ID: /[a-zA-Z0-9]{9}/
+KEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/
 INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?/
-PYTHON_STRING: /'([^'\\\x00-\x1f]|\\['"\\nt])*'/ | /"([^"\\\x00-\x1f]|\\['"\\nt])*"/
-"""
+PYTHON_STRING: /'([^'\\\x00-\x1f]|\\ESCAPE)*'/ | /"([^"\\\x00-\x1f]|\\ESCAPE)*"/
+""".replace("ESCAPE", r"(['\"\\abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5})")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class LazyGrammar:
     def __init__(self, grammar: Grammar, alphabet: MarkerAlphabet, trigger: str, *, at_start: bool, once: bool) -> None:
         self.grammar, self.alphabet, self.trigger = grammar, alphabet, trigger
         self.at_start, self.once = at_start, once
+        self.warnings: list[str] = []
 
     def matcher(self, prefix: Iterable[int] = ()) -> "LazyMatcher":
         """The state of a new sequence, after the token IDs of `prefix`."""
@@ -168,16 +171,36 @@ class _Writer:
         if fmt.kind in ("json", "name", "channels"):
             return self.rule(name, json_rule(schema))
         properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
+        if not isinstance(properties, Mapping):
+            return self.any_arguments(name)
         required = schema.get("required")
         required = [key for key in required if key in properties] if isinstance(required, list) else []
-        members = [(self.member(f"{name}_{i}", key, value), key in required)
-                   for i, (key, value) in enumerate(properties.items())]  # fmt: skip
+        shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+        members = []
+        for i, (key, value) in enumerate(properties.items()):
+            own = {**shared, **value} if isinstance(value, Mapping) else value
+            members.append((self.member(f"{name}_{i}", key, own), key in required))
         if fmt.kind == "tags":
             body = " ".join(member if needed else f"{member}?" for member, needed in members)
             return self.rule(name, f"{self.text(fmt.parameter[0])} {body}".strip())
         opening, closing, comma = ('"("', '")"', '", "') if fmt.kind == "python" else ('"{"', '"}"', '","')
         return self.rule(name, f"{opening} {sequence(members, comma)} {closing}")
+
+    def any_arguments(self, name: str) -> str:
+        """Arguments of a schema that does not list them."""
+        fmt = self.markup.tools
+        if fmt.kind == "literal":
+            return self.rule(name, self.literal_value(name, {}, {"object"}))
+        if fmt.kind == "python":
+            value = self.rule(f"{name}_value", f'PYTHON_STRING | "True" | "False" | "None" | {name}_json')
+            self.rule(f"{name}_json", json_rule({"type": ["number", "boolean", "null", "array", "object"]}))
+            return self.rule(name, f'"(" (KEY "=" {value} (", " KEY "=" {value})*)? ")"')
+        after_name, before, between, after = fmt.parameter
+        if KEY in after:  # a grammar cannot repeat the key
+            return self.rule(name, self.text(after_name))
+        member = self.rule(f"{name}_any", f"{self.text(before)} KEY {self.text(between)} "
+                                          f"{self.until(f'{name}_value', after)}")  # fmt: skip
+        return self.rule(name, f"{self.text(after_name)} {member}*")
 
     def member(self, name: str, key: str, schema: Any) -> str:
         """A parameter with its value."""
@@ -200,16 +223,18 @@ class _Writer:
             return self.rule(name, f"{json.dumps(key + equals)} ({' | '.join(written)})")
         if fmt.kind == "python":
             return self.rule(name, f"{json.dumps(key + '=')} {self.python_value(name, schema, types)}")
-        return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(types)}")
+        return self.rule(name, f"{json.dumps(key + ':')} {self.literal_value(name, schema, types)}")
 
     def python_value(self, name: str, schema: Any, types: set[str]) -> str:
         options = {"string": "PYTHON_STRING", "integer": "INTEGER", "number": "NUMBER", "null": '"None"',
                    "boolean": '("True" | "False")'}  # fmt: skip
-        if types and types <= options.keys():
+        if types and types <= options.keys() and not types <= {"integer", "number"}:
             return f"({' | '.join(options[kind] for kind in sorted(types))})"
         return self.rule(f"{name}_value", json_rule(schema))
 
-    def literal_value(self, types: set[str]) -> str:
+    def literal_value(self, name: str, schema: Any, types: set[str]) -> str:
+        if types and types <= {"integer", "number"}:
+            return self.rule(f"{name}_value", json_rule(schema))
         quote = self.text(self.markup.tools.quote)
         if not any(rule.startswith("literal:") for rule in self.rules):
             self.rule("literal_string", f"{quote} TEXT {quote}")
@@ -280,28 +305,49 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A rule of JSON text of a schema."""
-    schema = {"type": "object"} if not isinstance(schema, Mapping) or not schema else dict(schema)
-    schema["x-guidance"] = {**WHITESPACE, **(schema.get("x-guidance") or {})}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """A rule of JSON text of a schema in the library's form (inference/json_schema.py)."""
+    schema = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
+    options = {**OPTIONS, **(schema.get("x-guidance") or {})}
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
-def usable_schema(vocabulary: Vocabulary, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that compiles: the given one, else without the keywords that are unsupported, else any object."""
-    for candidate in (dict(schema), {**schema, "x-guidance": {"lenient": True}}):
-        try:
-            schema_text(candidate)
-            vocabulary.lark(f"start: {json_rule(candidate)}")
-            return candidate
-        except (ValueError, RecursionError, TypeError):
-            continue
-    note(f"Note: the arguments of the tool {printable(name)[:64]} are any JSON object: its schema is not supported")
-    return {"type": "object"}
+class ToolError(GrammarError):
+    """The name of a tool or the schema of a strict tool is not supported."""
+
+
+def usable_schema(
+    vocabulary: Vocabulary, name: str, schema: Mapping[str, Any], *, strict: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """A schema that compiles, and the constraints that it lacks: without unsupported keywords, or any object.
+
+    ToolError: the schema does not compile, and `strict` is set.
+    """
+    name = printable(name)[:64]
+    try:
+        schema_text(schema)
+        exact = prepared(schema)
+        vocabulary.lark(f"start: {json_rule(exact)}")
+        return exact, []
+    except (ValueError, RecursionError, TypeError) as error:
+        if strict:
+            raise ToolError(
+                f"the tool {name} is strict, but its schema is not supported: {error}. Simplify it, or remove strict"
+            ) from error
+    try:
+        loose, removed = loosened(schema)
+        schema_text(loose)
+        loose["x-guidance"] = {"lenient": True}
+        vocabulary.lark(f"start: {json_rule(loose)}")
+        ignored = ", ".join(removed or ("minProperties", "maxProperties"))  # others that `lenient` ignores
+        return loose, [f"the arguments of the tool {name} are not constrained by {ignored}"]
+    except (ValueError, RecursionError, TypeError):
+        return {"type": "object"}, [f"the arguments of the tool {name} are any object: its schema is not supported"]
 
 
 def tool_grammar(
-    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
-) -> Grammar | LazyGrammar:
+    vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice,
+    strict: Collection[str] = (),
+) -> Grammar | LazyGrammar:  # fmt: skip
     """The grammar of replies that can call tools.
 
     Args:
@@ -309,26 +355,36 @@ def tool_grammar(
         markup: Formats of the model.
         tools: JSON schemas of arguments by name.
         choice: Which calls a reply can have.
+        strict: Names of the tools whose schemas are not loosened if they are unsupported.
 
     Raises:
         GrammarError: The grammar is too large, or `choice.schema` is unsupported.
+        ToolError: The schema of a strict tool is unsupported.
     """
+    if choice.schema is not None:
+        vocabulary.grammar(choice.schema)  # its errors do not quote the rules
+    if isinstance(choice.schema, Mapping):
+        choice = replace(choice, schema=prepared(choice.schema))
     try:
-        return _compile(vocabulary, markup, tools, choice)
-    except GrammarError:
-        usable = {name: usable_schema(vocabulary, name, schema) for name, schema in tools.items()}
-        return _compile(vocabulary, markup, usable, choice)
+        for schema in tools.values():
+            schema_text(schema)
+        return _compile(vocabulary, markup, {name: prepared(schema) for name, schema in tools.items()}, choice)
+    except (TypeError, ValueError, RecursionError):
+        usable, warnings = {}, []
+        for name, schema in tools.items():
+            usable[name], missing = usable_schema(vocabulary, name, schema, strict=name in strict)
+            warnings += missing
+    grammar = _compile(vocabulary, markup, usable, choice)
+    grammar.warnings += warnings
+    for warning in warnings:
+        note(f"Note: {warning}")
+    return grammar
 
 
 def _compile(
     vocabulary: Vocabulary, markup: Markup, tools: Mapping[str, Mapping[str, Any]], choice: ToolChoice
 ) -> Grammar | LazyGrammar:
     writer, fmt = _Writer(markup), markup.tools
-    for schema in tools.values():
-        try:
-            schema_text(schema)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise GrammarError(str(error)) from error
     if choice.required or choice.schema is not None:
         return vocabulary.lark(writer.grammar(_from_start(writer, tools, choice)))
     if fmt.kind == "channels":

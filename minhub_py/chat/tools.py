@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minhub_py.chat.content import text_of
 from minhub_py.chat.tool_format import Markup
+from minhub_py.chat.tool_writing import written_calls
+from minhub_py.system.json_text import loads
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 VALID_ID = re.compile(r"[a-zA-Z0-9]{9}")  # Mistral's templates reject others
@@ -39,8 +42,16 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The schemas of the tools' arguments by name."""
-    return {tool["function"]["name"]: tool["function"]["parameters"] for tool in map(complete_tool, tools)}
+    """The schemas of the tools' arguments by name. A tool without a schema has no arguments."""
+    functions = [tool.get("function") or tool for tool in tools]
+    return {function["name"]: dict(parameters) if isinstance(parameters := function.get("parameters"), Mapping)
+            else EMPTY for function in functions}  # fmt: skip
+
+
+def strict_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The names of the tools whose definition has `"strict": true`."""
+    functions = [tool.get("function") or tool for tool in tools]
+    return frozenset(function["name"] for function in functions if function.get("strict") is True)
 
 
 def parse_arguments(arguments: Any) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:
 def is_complete(arguments: str) -> bool:
     """Whether arguments are a complete JSON object. The arguments of a call that was cut are not."""
     try:
-        return isinstance(json.loads(arguments), dict)
+        return isinstance(loads(arguments), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -81,6 +92,10 @@ def prepare(
     prepared = with_matched_results(messages)
     if not markup.tools.native:
         return as_text(prepared, tools, markup), []
+    if not markup.tools.renders_calls:
+        for message in prepared:
+            if calls := message.pop("tool_calls", None):
+                message["content"] = with_calls(message["content"], calls, markup)
     if markup.tools.separator is None:
         prepared = with_single_calls(prepared)
     if markup.tools.as_text:
@@ -123,7 +138,7 @@ def with_matched_results(messages: Sequence[Mapping[str, Any]]) -> list[dict[str
             if index is None:
                 named = (i for i, (_, call) in enumerate(open_calls) if call["function"]["name"] == name)
                 index = next(named, 0 if open_calls else None)
-            text = message.get("content") or ""
+            text = text_of(message.get("content") or "")
             if index is None:
                 prepared.append({"role": "user", "content": text})
                 continue
@@ -158,6 +173,13 @@ def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return prepared
 
 
+def with_calls(content: Any, calls: Sequence[Mapping[str, Any]], markup: Markup) -> str:
+    """The content of a message with its calls in the form that the model writes."""
+    functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    written = markup.alphabet.text(written_calls(markup.tools, functions))
+    return ("" if markup.tools.native else "\n").join(filter(None, (text_of(content), written)))
+
+
 def as_text(
     messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], markup: Markup
 ) -> list[dict[str, Any]]:
@@ -167,7 +189,7 @@ def as_text(
     def add(role: str, content: str) -> None:
         """Append a message, or the text to a message of the same role: templates require that roles alternate."""
         if prepared and prepared[-1]["role"] == role:
-            prepared[-1]["content"] = "\n".join(filter(None, (prepared[-1]["content"], content)))
+            prepared[-1]["content"] = "\n".join(filter(None, (text_of(prepared[-1]["content"]), content)))
         else:
             prepared.append({"role": role, "content": content})
 
@@ -175,17 +197,15 @@ def as_text(
         signatures = (json.dumps(complete_tool(tool)["function"], ensure_ascii=False) for tool in tools)
         add("user" if markup.merged_system else "system", INSTRUCTIONS.format(tools="\n".join(signatures)))
     for message in messages:
-        role, content = message["role"], message.get("content") or ""
+        role, content = message["role"], text_of(message.get("content") or "")
         if role == "tool":
             add("user", f"<tool_response>\n{content}\n</tool_response>")
         elif "tool_calls" in message:
-            calls = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-                     for call in message["tool_calls"]]  # fmt: skip
-            add("assistant", "\n".join(filter(None, (content, *calls))))
+            add("assistant", with_calls(content, message["tool_calls"], markup))
         elif role == "system" and markup.merged_system:
             add("user", content)
         elif prepared and prepared[-1]["role"] == role:
             add(role, content)
         else:
-            prepared.append({**message, "content": content})
+            prepared.append({**message, "content": message.get("content") or ""})
     return prepared

@@ -5,6 +5,7 @@ llama.cpp use it too (https://github.com/guidance-ai/llguidance). Its docs/json_
 roughly the intersection of the OpenAI API and the drafts of JSON Schema.
 
 Whitespace between JSON tokens is limited to a space, or a line break and spaces: small models would repeat it forever.
+Strings can have Unicode escapes, which models write that were trained on the output of `json.dumps`.
 """
 
 import json
@@ -16,10 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from minhub_py.inference.json_schema import prepared
 from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
-WHITESPACE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?"}
+OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ ]{0,20})?",
+                "json_allow_general_unicode_escapes": True}  # fmt: skip
 MAX_SCHEMA = 100_000  # characters
 MAX_STRING = 10_000  # characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
 MAX_MULTIPLE = 10_000  # states of `multipleOf`: 1,000,000 take 12 s and 450 MB to compile
@@ -65,10 +68,11 @@ class Matcher:
 
 
 class Grammar:
-    """A schema, compiled for a tokenizer."""
+    """A schema, compiled for a tokenizer. warnings: constraints of the schema that it does not have."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
+        self.warnings: list[str] = []
 
     def matcher(self, prefix: Iterable[int] = ()) -> Matcher:
         """The state of a new sequence, after the token IDs of `prefix`."""
@@ -107,7 +111,7 @@ class Vocabulary:
         """
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
-            compiled = self._new.grammar_from_json_schema(text, overrides=WHITESPACE)
+            compiled = self._new.grammar_from_json_schema(json.dumps(prepared(json.loads(text))), overrides=OPTIONS)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"invalid JSON schema: {brief_message(str(error))}") from error
         return self._compiled(compiled)
@@ -131,7 +135,9 @@ class Vocabulary:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """A schema as JSON. ValueError: it is too large to compile."""
+    """A schema as JSON. TypeError, ValueError: it is not an object, or too large to compile."""
+    if not isinstance(schema, Mapping):
+        raise TypeError(f"it must be an object, not {schema!r:.60}")
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA:
         raise ValueError(f"it has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported")
@@ -179,8 +185,10 @@ def problem(state: Any) -> str:
 def brief_message(message: str) -> str:
     """The beginning of a message's first line; it can quote a long schema.
 
-    The first line of an error in a regular expression is its title, and the last line the reason.
+    The first line of an error in a regular expression is its title, and a further line the reason. For a grammar in
+    Lark, the message also has the position of the schema and quotes its line.
     """
-    lines = message.strip().splitlines() or [""]
-    reason = f" {lines[-1].removeprefix('error: ')}" if len(lines) > 1 and lines[0].endswith(":") else ""
+    lines = message.rpartition("failed to compile JSON schema: ")[2].strip().splitlines() or [""]
+    reasons = [line.removeprefix("error:") for line in lines[1:] if line.startswith("error:")]
+    reason = reasons[-1] if reasons and lines[0].endswith(":") else ""
     return printable(lines[0][:200] + reason[:99])

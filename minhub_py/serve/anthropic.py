@@ -4,7 +4,6 @@ Source: Anthropic's API reference and the types of its client. A reply is a list
 `Blocks` writes complete and streamed messages.
 """
 
-import json
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +12,6 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.chat.tools import parse_arguments
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.messages import (
     OMITTED,
@@ -34,6 +32,7 @@ from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_schema, parse_settings
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.system.json_text import JSONText, object_text
 
 SIGNATURE = "minhub"  # pydantic-ai treats thinking without a signature as user text
 MAX_STOP_SEQUENCES = 64
@@ -51,7 +50,7 @@ async def messages(request: HTTPRequest) -> Response:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
     stops, settings = fields.strings("stop_sequences", MAX_STOP_SEQUENCES), parse_settings(fields, served)
     settings["stops"] = (*stops, *served.template.stops)
-    generation, ids = await start_reply(served, chat, requested, settings)
+    generation, ids = await start_reply(served, chat, requested, settings, name="output_config.format")
     message_id = f"msg_{secrets.token_hex(12)}"
 
     def usage(output_tokens: int) -> dict[str, Any]:
@@ -194,11 +193,11 @@ class Blocks:
 
     def _add_call(self, event: ReplyEvent) -> None:
         self.has_calls = True
-        arguments = parse_arguments(event.arguments)
+        arguments = object_text(event.arguments)
         block = {"type": "tool_use", "id": f"toolu_{new_call_id()}", "name": event.text}
         self._start({**block, "input": {}})
-        self._delta({"type": "input_json_delta", "partial_json": json.dumps(arguments, ensure_ascii=False)})
-        self.content[-1]["input"] = arguments
+        self._delta({"type": "input_json_delta", "partial_json": arguments})
+        self.content[-1]["input"] = JSONText(arguments)
         self._stop()
 
     def _add_text(self, event: ReplyEvent) -> None:

@@ -20,6 +20,7 @@ class Generation:
         self.requests: list[Request] = []
         self.queue: asyncio.Queue[tuple[int, Delta | Failure]] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
+        self.warnings: list[str] = []  # for the client
         self.first: tuple[int, Delta] | None = None  # the first delta, if it was awaited before the response
 
     def add(

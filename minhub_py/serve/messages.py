@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from minhub_py.chat.content import text_part
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
 from minhub_py.chat.templates import REASONING_FIELDS
-from minhub_py.chat.tools import schemas_of
+from minhub_py.chat.tools import schemas_of, strict_names
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.settings import parse_variables
@@ -49,6 +50,11 @@ class ChatInput:
         schemas = schemas_of(self.tools)
         return {name: schemas[name] for name in self.allowed}
 
+    @property
+    def strict(self) -> frozenset[str]:
+        """The names of the strict tools that the reply can call."""
+        return strict_names(self.tools) & set(self.allowed)
+
 
 def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
     """The conversation of a request of the OpenAI API, without its tool choice."""
@@ -66,25 +72,24 @@ async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
 
 async def start_reply(
     served: ServedModel, chat: ChatInput, max_tokens: int | None, settings: dict[str, Any], count: int = 1,
-    name: str = "tools",
+    name: str = "response_format",
 ) -> tuple[Generation, list[int]]:  # fmt: skip
     """A generation of `count` replies, which has not started, and its prompt.
 
-    settings: result of `parse_settings`.    name: the field of the tools or the schema.
+    settings: result of `parse_settings`.    name: the field of the schema.
     """
     ids = await encode_input(served, chat)
-    max_new_tokens = served.max_new_tokens(ids, max_tokens)
+    max_new_tokens = served.max_new_tokens(ids, max_tokens, "messages")
     form = ReplyForm(
         served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
-        chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning,
+        chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning, chat.strict,
     )  # fmt: skip
-    settings = settings | {
-        "stop_ids": settings["stop_ids"] | form.end_ids,
-        "grammar": await served.reply_grammar(form, max_new_tokens, name),
-    }
+    grammar = await served.reply_grammar(form, max_new_tokens, name)
+    settings = settings | {"stop_ids": settings["stop_ids"] | form.end_ids, "grammar": grammar}
     context = [] if served.model.encoder_decoder else ids
     new_parser = (lambda: form.parser(context)) if form.is_parsed else None
     generation = Generation(served)
+    generation.warnings = [] if grammar is None else grammar.warnings
     generation.add_choices(ids, max_new_tokens, count, new_parser=new_parser, **settings)
     return generation, ids
 
@@ -160,8 +165,8 @@ def check_count(values: list[Any], max_length: int, name: str) -> None:
         )  # fmt: skip
 
 
-def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False) -> str:
-    """The text of a message's content, which is a string or a list of parts. omit: replace other parts by a note."""
+def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False) -> str | list[dict[str, str]]:
+    """The content of a message, a string or a list of text parts. omit: as a string, with notes for other parts."""
     if value is None:
         return ""
     if not isinstance(value, list):
@@ -179,7 +184,7 @@ def parse_content(value: Any, max_length: int, name: str, *, omit: bool = False)
             texts.append(OMITTED.format("image" if "image" in str(kind) else "content"))
         else:
             raise invalid(f"{name}[{index}] has type {kind!r}: only text is supported", name)
-    return "\n".join(texts)
+    return "\n".join(texts) if omit or not any(texts) else [text_part(text) for text in texts]
 
 
 # Tools
@@ -216,6 +221,7 @@ def add_tool(tools: dict[str, dict[str, Any]], function: Fields, schema: Any, pa
     tools[name] = {"type": "function", "function": {
         "name": name, "description": valid_unicode(description) if isinstance(description, str) else "",
         "parameters": valid_schema(schema) if isinstance(schema, Mapping) else None,
+        **({"strict": True} if function.get("strict") is True else {}),
     }}  # fmt: skip
 
 
@@ -246,7 +252,7 @@ def choose_tools(chat: ChatInput, value: Any, parallel: bool = True, name: str =
             allowed = [item.get("name") or (item.get("function") or {}).get("name")
                        for item in items if isinstance(item, Mapping)]  # fmt: skip
         elif kind in ("function", "tool"):
-            chat.choice = "required"
+            chat.choice, chat.parallel = "required", False
             allowed = [(fields.object("function") if fields.get("function") is not None else fields).string("name")]
         else:
             raise invalid(f"{name}.type must be function or allowed_tools, not {kind!r}", name, "unsupported")

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
+from minhub_py.chat.content import text_of
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
-from minhub_py.chat.tool_grammar import LazyGrammar
+from minhub_py.chat.tool_grammar import LazyGrammar, ToolError
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
@@ -137,22 +138,22 @@ class ServedModel:
                 f"at most {self.max_characters:,}: shorten it", name, "context_length_exceeded",
             )  # fmt: skip
 
-    def _too_long(self, ids: Sequence[Any]) -> RequestError:
+    def _too_long(self, ids: Sequence[Any], name: str) -> RequestError:
         return invalid(
             f"the prompt has {len(ids):,} tokens, but the context has {self.engine.max_length:,} tokens for the prompt "
-            "and the reply: shorten the prompt", "messages", "context_length_exceeded",
+            "and the reply: shorten the prompt", name, "context_length_exceeded",
         )  # fmt: skip
 
-    def check_length(self, ids: Sequence[Any]) -> None:
+    def check_length(self, ids: Sequence[Any], name: str = "prompt") -> None:
         """Reject prompts that exceed the context."""
         if len(ids) > self.engine.max_length:
-            raise self._too_long(ids)
+            raise self._too_long(ids, name)
 
-    def max_new_tokens(self, ids: Sequence[int], requested: int | None) -> int:
+    def max_new_tokens(self, ids: Sequence[int], requested: int | None, name: str = "prompt") -> int:
         """The requested number of new tokens, or less if the context is full before."""
         room = self.engine.max_length - (0 if self.model.encoder_decoder else len(ids))
         if room < 1:
-            raise self._too_long(ids)
+            raise self._too_long(ids, name)
         return room if requested is None else min(requested, room)
 
     def check_ids(self, ids: Sequence[Any]) -> list[int]:
@@ -186,7 +187,7 @@ class ServedModel:
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """The token IDs of a conversation. variables: further variables of the chat template."""
-        self.check_characters(sum(len(message["content"]) for message in messages), "messages")
+        self.check_characters(sum(len(text_of(message["content"])) for message in messages), "messages")
 
         def prompt() -> list[int]:
             text = self.template.render(messages, **(variables or {}))
@@ -197,11 +198,11 @@ class ServedModel:
             ids = await self.texts.run(prompt)
         except ValueError as error:
             raise invalid(str(error), "messages", "template") from error
-        self.check_length(ids)
+        self.check_length(ids, "messages")
         return ids
 
     async def reply_grammar(self, form: ReplyForm, max_new_tokens: int, name: str) -> Grammar | LazyGrammar | None:
-        """The grammar of a reply's form. Grammars of recent forms are reused."""
+        """The grammar of a reply's form. Grammars of recent forms are reused. name: the field of the form's schema."""
         if not form.tools and form.schema is None:
             return None
 
@@ -213,7 +214,8 @@ class ServedModel:
                 raise
 
         def compiled() -> Grammar | LazyGrammar | None:
-            key = json.dumps([list(form.tools.items()), asdict(form.choice(max_new_tokens)), form.is_parsed])
+            choice = asdict(form.choice(max_new_tokens))
+            key = json.dumps([list(form.tools.items()), choice, form.is_parsed, sorted(form.strict)])
             grammar = self.grammars.pop(key, None) or form.grammar(vocabulary, max_new_tokens)
             self.grammars[key] = grammar  # the most recent last
             while len(self.grammars) > MAX_GRAMMARS:
@@ -223,7 +225,8 @@ class ServedModel:
         try:
             return await self.schemas.run(compiled)
         except ValueError as error:
-            raise invalid(str(error), name, "schema") from error
+            field = "tools" if form.schema is None or isinstance(error, ToolError) else name
+            raise invalid(str(error), field, "schema") from error
 
     async def grammar(self, schema: Mapping[str, Any], name: str) -> Grammar:
         """The grammar of a JSON schema."""

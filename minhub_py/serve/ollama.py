@@ -14,7 +14,6 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.defaults import PUBLISHED_FIELDS
-from minhub_py.chat.tools import parse_arguments
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.embeddings import (
@@ -35,6 +34,7 @@ from minhub_py.serve.settings import parse_settings
 from minhub_py.serve.streaming import json_line, respond
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.duration import parse_duration
+from minhub_py.system.json_text import JSONText, object_text
 from minhub_py.system.version import __version__
 
 NEVER = timedelta(days=36500)
@@ -143,7 +143,7 @@ async def chat(request: HTTPRequest) -> Response:
             message["tool_calls"] = [
                 {
                     "id": call.id,
-                    "function": {"index": index, "name": call.name, "arguments": parse_arguments(call.arguments)},
+                    "function": {"index": index, "name": call.name, "arguments": JSONText(object_text(call.arguments))},
                 }
                 for index, call in enumerate(part.calls)
             ]

@@ -50,7 +50,7 @@ async def responses(request: HTTPRequest) -> Response:
     settings = parse_settings(fields, served)
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
-    generation, ids = await start_reply(served, chat, requested, settings)
+    generation, ids = await start_reply(served, chat, requested, settings, name="text.format")
     response_id, created = f"resp_{secrets.token_hex(12)}", int(time.time())
 
     def response(output: list[dict[str, Any]], end: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Complete and streamed responses, which end when their client disconnects."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -12,9 +11,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.server import format_error, is_anthropic, server_of
 from minhub_py.serve.validation import RequestError
+from minhub_py.system.json_text import dumps
 
 T = TypeVar("T")
 FIRST_DELTA_TIMEOUT = 10.0  # seconds until a stream starts without a delta; earlier errors have an HTTP status
+MAX_WARNING = 1000  # characters of a header
 PING_INTERVAL = 15.0  # seconds
 
 
@@ -29,7 +30,7 @@ def sse(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 def json_line(data: Mapping[str, Any]) -> bytes:
     """A line of newline-delimited JSON."""
-    return f"{json.dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
+    return f"{dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 async def respond(
@@ -50,7 +51,9 @@ async def respond(
     generation.start()
     try:
         if stream is None:
-            return JSONResponse(await until_disconnect(request, complete()))
+            content = await until_disconnect(request, complete())
+            text = dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return Response(text, headers=warning_header(generation), media_type="application/json")
         with suppress(TimeoutError, asyncio.TimeoutError):
             first = asyncio.wait_for(generation.next_delta(), FIRST_DELTA_TIMEOUT)
             generation.first = await until_disconnect(request, first)
@@ -77,11 +80,18 @@ async def respond(
     return GenerationResponse(generation, body(), media_type)
 
 
+def warning_header(generation: Generation) -> dict[str, str]:
+    """The header with the warnings of a generation, if any, in ASCII as HTTP requires."""
+    text = "; ".join(generation.warnings)[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
+    return {"X-Minhub-Warning": text} if text else {}
+
+
 class GenerationResponse(StreamingResponse):
     """A streamed response that cancels its generation at the end, even if the client disconnects before the start."""
 
     def __init__(self, generation: Generation, body: AsyncIterator[bytes], media_type: str) -> None:
-        super().__init__(body, media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **warning_header(generation)}
+        super().__init__(body, media_type=media_type, headers=headers)
         self.generation = generation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

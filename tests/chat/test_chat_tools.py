@@ -82,6 +82,11 @@ def test_a_call_is_required_and_valid() -> None:
     reply = chat.say("Add", tool_choice="required", temperature=1.0)
     assert {call.name for call in reply.calls} == {"add"}
     assert all(0 <= call.arguments["n"] <= 99 for call in reply.calls)
+    replies = [chat.fork(0).say("Add", tool_choice="required", temperature=1.5, seed=seed) for seed in range(5)]
+    assert max(len(reply.calls) for reply in replies) > 1
+    for seed in range(5):  # the name of a tool requests one call
+        [call] = chat.fork(0).say("Add", tool_choice="add", temperature=1.5, seed=seed).calls
+        assert call.name == "add"
     with pytest.raises(ValueError, match=r"must be auto, none, required or a tool \(add\), not 'other'"):
         chat.say("Add", tool_choice="other")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import gguf_files
+import jinja2
 import pytest
 import transformers
 from paths import ROOT
@@ -238,6 +239,23 @@ def test_a_hostile_template_is_an_error_of_one_line(hasty: Sandbox, name: str) -
     assert list(answer) == ["error"], answer
     assert "open files" not in answer["error"]
     assert hasty.render(CHATML, [HI], {})["text"] == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_filters_that_import_modules_render_in_the_sandbox(hasty: Sandbox) -> None:
+    """Jinja imports some modules in the first call of a filter, when the process cannot open files any more."""
+    environment, text = jinja2.Environment(), "one <b>two</b> &amp; http://three.org/a"
+    compared = 0
+    for name in sorted(environment.filters.keys() - {"random", "tojson"}):
+        for arguments in ("", "(3)", "('b')"):
+            template = f"{{{{ value | {name}{arguments} }}}}"
+            try:
+                expected = environment.from_string(template).render(value=text)
+            except Exception:  # the filter needs other arguments
+                continue
+            if " at 0x" not in expected:
+                assert hasty.render(template, [], {"value": text}) == {"text": expected}, template
+                compared += 1
+    assert compared > 40
 
 
 def test_code_that_escapes_from_the_sandbox_cannot_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

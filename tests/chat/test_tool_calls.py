@@ -5,6 +5,7 @@ import os
 import random
 import re
 from pathlib import Path
+from reprlib import repr
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from minhub_py import gpt2
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_format import common_prefix
-from minhub_py.chat.tool_grammar import ToolChoice, tool_grammar
+from minhub_py.chat.tool_grammar import ToolChoice, ToolError, tool_grammar
 from minhub_py.chat.tools import schemas_of
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.grammar import Vocabulary
@@ -258,21 +259,54 @@ def test_grammars_give_valid_calls(templates: dict[str, ChatTemplate], name: str
     assert complete
 
 
-def test_unsupported_schemas_restrict_their_tool_only(templates: dict[str, ChatTemplate], capsys: Any) -> None:
-    """Remote references, look-ahead, unknown types and huge schemas: the other tools keep their schemas."""
+@pytest.mark.parametrize(
+    ("bad", "missing"),
+    [
+        ({"$ref": "http://127.0.0.1/x"}, "not constrained by $ref"),
+        ({"type": "string", "pattern": "(?=x)y"}, "not constrained by pattern"),
+        ({"type": "string", "pattern": "(x)\\1"}, "not constrained by pattern"),
+        ({"type": "any"}, "not constrained by type"),
+        ({"not": {"type": "string"}}, "not constrained by not"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "not constrained by propertyNames"),
+        ({"type": "number", "maximum": 2e30}, "not constrained by maximum"),
+        ({"oneOf": [{"type": "object"}, {"type": "object", "required": ["x"]}]}, "not constrained by oneOf"),
+        ({"type": "object", "minProperties": 2, "properties": {"x": {}, "y": {}, "z": {}}}, "by minProperties"),
+        ({"const": "x" * 20_000}, "any object: its schema is not supported"),
+        ({"enum": []}, None),
+        ({"format": "password", "type": "string"}, None),
+    ],
+    ids=repr,
+)
+def test_unsupported_keywords_loosen_their_tool_only(
+    templates: dict[str, ChatTemplate], bad: dict[str, Any], missing: str | None, capsys: Any
+) -> None:
     template = templates["hermes"]
     vocabulary = Vocabulary(template.tokenizer, template.tokenizer.get_vocab_size(), [0])
-    for bad in ({"$ref": "http://127.0.0.1/x"}, {"type": "string", "pattern": "(?=x)y"}, {"type": "any"},
-                {"type": "string", "const": "x" * 20_000}, {"format": "password", "type": "string"},
-                {"not": {"type": "string"}}, {"enum": []}):  # fmt: skip
-        tools = {"bad": {"type": "object", "properties": {"a": bad}}, "get_weather": SCHEMA}
-        grammar = tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True))
-        text = '<tool_call>\n{"name": "get_weather", "arguments": {"town'
-        ids = template.tokenizer.encode(text, add_special_tokens=False).ids
-        with pytest.raises(ValueError, match="cannot continue"):
-            grammar.matcher(ids)
-        grammar.matcher(template.tokenizer.encode(text.replace("get_weather", "bad"), add_special_tokens=False).ids)
-    assert "tool bad are any JSON object" in capsys.readouterr().err
+    tools = {"bad": {"type": "object", "properties": {"a": bad}}, "get_weather": SCHEMA}
+    grammar = tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True))
+    if missing is None:
+        assert grammar.warnings == []
+    else:
+        assert len(grammar.warnings) == 1
+        assert grammar.warnings[0].startswith("the arguments of the tool bad are ")
+        assert missing in grammar.warnings[0]
+        assert grammar.warnings[0] in capsys.readouterr().err
+        with pytest.raises(ToolError, match="the tool bad is strict, but its schema is not supported: "):
+            tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True), strict={"bad"})
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"town'
+    with pytest.raises(ValueError, match="cannot continue"):
+        grammar.matcher(template.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_parameters_in_tags_are_loosened_too(templates: dict[str, ChatTemplate]) -> None:
+    template = templates["tags"]
+    vocabulary = Vocabulary(template.tokenizer, template.tokenizer.get_vocab_size(), [0])
+    tools = {"bad": {"type": "object", "properties": {
+        "a": {"type": "number", "maximum": 2e30}, "b": {"$ref": "#/$defs/b"},
+        "c": {"oneOf": [{"type": "object", "required": ["x"]}, {"type": "object", "required": ["y"]}]},
+    }, "$defs": {"b": {"type": "integer", "maximum": 3}}}}  # fmt: skip
+    grammar = tool_grammar(vocabulary, template.markup, tools, ToolChoice(required=True))
+    assert grammar.warnings == ["the arguments of the tool bad are not constrained by maximum, oneOf"]
 
 
 def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate]) -> None:

@@ -43,15 +43,17 @@
 #' @param schema A JSON Schema for the replies: a named list, such as
 #'   `list(type = "object", properties = list(age = list(type = "integer")),
 #'   required = "age")`, or JSON text. Replies may omit properties that are not
-#'   in `required`. `reply$data` contains the reply as an R value. Requires the
-#'   extra `minhub_py[json]`, see [minhub_install()]. Choose a `max_new_tokens`
-#'   that is large enough for the complete JSON text.
+#'   in `required`. They have no other properties than those in `properties`,
+#'   unless the schema has `additionalProperties = TRUE`. `reply$data` contains
+#'   the reply as an R value. Requires the extra `minhub_py[json]`, see
+#'   [minhub_install()]. Choose a `max_new_tokens` that is large enough for the
+#'   complete JSON text.
 #' @param top The number of most likely tokens to store at each position, for
 #'   `plot()`.
 #' @param tools Functions that the model can call during a reply: a named list of
 #'   functions, or of [minhub_tool()], which adds descriptions and types.
 #' @param tool_choice `"auto"`, `"none"`, `"required"` (the reply begins with a
-#'   call) or the name of a tool.
+#'   call) or the name of a tool (the reply is one call of it).
 #' @returns An object of class `minhub_chat`. `bot$say()` returns an object of
 #'   class `minhub_reply`, invisibly if it was printed. It is a list with
 #'   * `text`: the reply;

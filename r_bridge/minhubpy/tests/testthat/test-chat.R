@@ -122,7 +122,7 @@ test_that("replies have the sampling settings of generate()", {
 test_that("a reply follows a schema and is available as data", {
   needs_extra("json")
   schema <- list(
-    type = "object", required = c("mood", "marks", "sure", "who"), additionalProperties = FALSE,
+    type = "object", required = c("mood", "marks", "sure", "who"),
     properties = list(
       mood = list(enum = "good"), sure = list(const = TRUE),
       marks = list(type = "array", items = list(type = "integer", minimum = 1, maximum = 9), minItems = 2, maxItems = 2),
@@ -138,6 +138,7 @@ test_that("a reply follows a schema and is available as data", {
   expect_type(data$marks, "integer")
   expect_length(data$marks, 2L)
   expect_true(data$who$name %in% c("Tybalt", "Paris"))
+  expect_named(data$who, "name") # objects with `properties` have no others
   expect_null(bot$say("And now?", max_new_tokens = 5)$data)
   expect_null(bot$say("And now?", schema = schema, max_new_tokens = 5)$data) # truncated
   json <- '{"type": "array", "items": {"enum": ["a", null]}, "minItems": 2, "maxItems": 3}'
