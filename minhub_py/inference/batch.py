@@ -34,7 +34,8 @@ from minhub_py.inference.mask_threads import MaskThreads, ThreadedMatcher
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
-from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
+from minhub_py.inference.prefix_sharing import PrefixSharing
+from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
@@ -108,6 +109,7 @@ class Batch:
         self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
         self.exact = self.prefixes.size > 0 or chunk is not None
         self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
+        self.sharing = PrefixSharing(self.rows, self.cache, self.prefixes, self.disk, self.context, model.invocation)
         self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
     def __len__(self) -> int:
@@ -258,8 +260,8 @@ class Batch:
         texts = {}
         for row in rows:
             begin = context_start(len(row.text), self.context)
-            self._start_loading(row)
-            texts[row.slot] = row.text[begin + self._copy_prefix(row) :]
+            self.sharing.start_loading(row)
+            texts[row.slot] = row.text[begin + self._begin(row) :]
             row.in_prefill = False
         return self._continue(rows, self._forward(texts))
 
@@ -293,15 +295,15 @@ class Batch:
         """
         count = 0
         if self.cache.lengths[row.slot] == 0:
-            self._start_loading(row)
+            self.sharing.start_loading(row)
             if row.loading is not None and not row.loading.done():
                 return 0
-            leader, shared = self._leader(row)
+            leader, shared = self.sharing.leader(row)
             if leader is not None:
                 count = self._prefill_tokens(leader, min(room, shared - self.cache.lengths[leader.slot]), events)
                 if self.cache.lengths[leader.slot] < shared:
                     return count
-            self._copy_prefix(row)
+            self._begin(row)
             count += len(row.encoder_ids)
         return count + self._prefill_tokens(row, max(room - count, 1) if row.encoder_ids else room - count, events)
 
@@ -316,74 +318,15 @@ class Batch:
                 events += self._continue([row], logits)
         return len(ids)
 
-    def _leader(self, row: Row) -> tuple[Row | None, int]:
-        """The prompt in prefill whose beginning this one copies when it is computed, and the length of this beginning.
-
-        A common beginning is computed once, before both prompts.
-        """
-        if context_start(len(row.text), self.context) > 0:
-            return None, 0
-        leader, shared = None, self._known(row)
-        for active in self.rows:
-            cached = self.cache.lengths[active.slot]
-            if active.in_prefill and cached and self._can_copy(active, row):
-                length = common_prefix(row.text[:-1], active.text, row.adapter_start, active.adapter_start)
-                if length > max(shared, cached):
-                    leader, shared = active, length
-        return leader, shared
-
-    def _start_loading(self, row: Row) -> None:
-        """Look for a prefix on disk that is longer than those in memory."""
-        if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
-            return
-        row.loading = self.disk.load(row.text, self._known(row))
-
-    def _known(self, row: Row) -> int:
-        """The length of the longest prefix in memory."""
-        known, _ = self._longest_active(row)
-        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
-        return known
-
-    def _copy_prefix(self, row: Row) -> int:
-        """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens.
-
-        Encodes the prompt of an encoder-decoder before.
-        """
+    def _begin(self, row: Row) -> int:
+        """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its number of tokens."""
         if row.encoder_ids:
             self.runner.encode(row.encoder_ids, self.cache, row.slot)
-        begin = context_start(len(row.text), self.context)
-        length = 0
-        if begin == 0:
-            loaded = None if row.loading is None else row.loading.result()
-            length, slot = self._longest_active(row)
-            length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, length, loaded)
-            if entry is not None:
-                self.cache.set_row(row.slot, entry.cache, 0, length)
-                self.prefixes.add(entry)
-            elif length:
-                self.cache.set_row(row.slot, self.cache, slot, length)
+        length = self.sharing.copy(row)
+        if length is not None:
             self.cached_tokens[row.key] = length
-        self.cache.adapter_starts[row.slot] = row.start_of_adapter(begin)
-        return length
-
-    def _longest_active(self, row: Row) -> tuple[int, int]:
-        """The longest common prefix with an active sequence: its number of tokens, and the slot."""
-        best, slot = 0, 0
-        for active in self.rows:
-            if self._can_copy(active, row):
-                cached = active.text[: self.cache.lengths[active.slot]]
-                length = common_prefix(row.text[:-1], cached, row.adapter_start, active.adapter_start)
-                if length > best and self.cache.has_prefix(active.slot, length):
-                    best, slot = length, active.slot
-        return best, slot
-
-    def _can_copy(self, active: Row, row: Row) -> bool:
-        """Whether a common prefix with an active sequence can be copied."""
-        return (
-            (self.prefixes.size > 0 or active.key == row.like)
-            and active.encoder_ids == row.encoder_ids
-            and context_start(len(active.text), self.context) == 0
-        )
+        self.cache.adapter_starts[row.slot] = row.start_of_adapter(context_start(len(row.text), self.context))
+        return length or 0
 
     def _extend(self, rows: list[Row]) -> Tensor:
         """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
@@ -503,18 +446,8 @@ class Batch:
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
         if self.prefixes.size and row.stop_reason != "error":
-            self._store_prefix(row)
+            self.sharing.store(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
-
-    def _store_prefix(self, row: Row) -> None:
-        """Add the tokens of a finished row to the prefix cache."""
-        ids = row.text[: self.cache.lengths[row.slot]]
-        if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
-            return
-        new = CachedPrefix(ids, self.cache.copy_of(row.slot), self.invocation)
-        self.prefixes.add(new)
-        if self.disk is not None:
-            self.disk.store(new)
