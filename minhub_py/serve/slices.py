@@ -1,7 +1,7 @@
 """Long computations of the event loop in slices, so that the request of one client does not delay the others.
 
-A call of json.loads or json.dumps holds the GIL, in whichever thread it runs: half a million values would stop the
-event loop and the models for a second. Here they are read and written a few thousand at a time.
+A call of json.loads or json.dumps holds the GIL in any thread: half a million values would stop the event loop and the
+models for a second. Here they are read and written a few thousand at a time.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class TooManyError(ValueError):
 
 
 class Turns:
-    """Runs computations in slices: those of different requests in turn, and all of them at most half of the time."""
+    """Runs computations in slices. Requests take turns, and all slices together take at most half of the time."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()  # first come, first served

@@ -85,7 +85,7 @@ def test_a_step_prefills_at_most_a_chunk(model, monkeypatch) -> None:
 
 @pytest.mark.parametrize("ends", [(300, 5), (5, 300), (20, 20), (90, 60)])
 def test_a_common_beginning_is_computed_once(model, monkeypatch, ends: tuple[int, int]) -> None:
-    """Whichever prompt is older or shorter; both are computed in turn."""
+    """The older prompt can be shorter or longer than the other."""
     batch, beginning = Batch(model, 2, 1024, chunk=CHUNK, prefix_bytes=2**26), text(0, 600)
     prompts = [beginning + text(seed + 1, length) for seed, length in enumerate(ends)]
     counts = counting(batch, monkeypatch)
