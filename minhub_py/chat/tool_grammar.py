@@ -87,6 +87,11 @@ class LazyMatcher:
         self.searching = True
         self.calls = 0  # complete sections of calls
 
+    @property
+    def restricts(self) -> bool:
+        """Whether the sequence is within a call."""
+        return self.matcher is not None
+
     def allowed(self) -> Any:
         """A mask (V,) of the tokens that can come next; None outside of calls."""
         return None if self.matcher is None else self.matcher.allowed()

@@ -73,7 +73,7 @@ def fetch_json(url: str, params: Mapping[str, str], token: Token) -> bytes:
 def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> None:
     """Append the missing bytes of a file at `url` to `partial`. Bytes beyond `size` are not read.
 
-    Resumes after a broken connection, except after three in succession with less than MIN_RATE bytes each.
+    Resumes after a response that does not end the file, except after three in succession with less than MIN_RATE.
     RefusedError: the Hub returns an error.
     """
     import httpx2
@@ -88,6 +88,11 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
             out.truncate(0)
         bar.update(out.seek(0, os.SEEK_END))
         while (start := out.tell()) < size:
+            began = time.monotonic()
+
+            def is_slow(start: int = start, began: float = began) -> bool:
+                return out.tell() < min(start + MIN_RATE * max(time.monotonic() - began, 1), size)
+
             try:
                 with get(url, token, hf.constants.HF_HUB_DOWNLOAD_TIMEOUT, start=start) as response:
                     if start and response.status_code != 206:  # Range is ignored: the response has the complete file
@@ -100,10 +105,10 @@ def stream(url: str, partial: Path, size: int, token: Token, progress: bool) -> 
                             break
                         bar.update(out.write(expected))
                         report(name, out.tell(), size)
-                if out.tell() <= start:
-                    raise httpx2.RemoteProtocolError("empty response body")
+                if is_slow():
+                    raise httpx2.RemoteProtocolError("short response body")
             except httpx2.TransportError:
-                failures = 0 if out.tell() >= start + MIN_RATE else failures + 1
+                failures = failures + 1 if is_slow() else 0
                 if failures == 3:
                     raise
                 if failures:

@@ -6,6 +6,7 @@ checkpoints/gguf.py. The package gguf writes the file and quantizes rows; K-quan
 Sources: ggml's docs/gguf.md; llama.cpp's converters and, for the types of tensors, its llama-quant.cpp.
 """
 
+import errno
 import math
 import os
 import warnings
@@ -25,6 +26,7 @@ from minhub_py.checkpoints.gguf import POOLINGS, UNROTATED, GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import package
 from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.writing import unwritable
 from minhub_py.config import read
 from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import tokenizer_pairs
@@ -93,7 +95,6 @@ def write_gguf(
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
     pairs |= pooling_of(checkpoint, architecture) | tokenizer_pairs(checkpoint, config)
     extra = frequency_factors(model.config)
-    partial = out.with_name(f".{out.name}.partial")
     writer = gguf.GGUFWriter(None, architecture.name)
     writer.kv_data[0].clear()
     for key, value in pairs.items():
@@ -104,7 +105,7 @@ def write_gguf(
         types[name] = type_of(name, tensor, type_in_mix(name, type, layers, tied) if type in MIXES else type)
     for name, tensor in {**shapes, **extra}.items():
         add_tensor_info(writer, name, tensor, types[name])
-    try:
+    with replacing(out, writer) as partial:
         writer.path = partial
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
@@ -117,9 +118,23 @@ def write_gguf(
         writer.close()
         with advice():
             check_settings(partial, model.config)
+
+
+@contextmanager
+def replacing(out: Path, writer: Any) -> Iterator[Path]:
+    """A temporary file of a GGUF writer, which replaces `out` at the end. OSError: it cannot be written."""
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        try:
+            yield partial
+        finally:
+            writer.close()
         os.replace(partial, out)
+    except OSError as error:
+        if error.errno is None:  # NumPy's error after it has written a part of a tensor
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise unwritable(out, error, "file") from error
     finally:
-        writer.close()
         partial.unlink(missing_ok=True)
 
 

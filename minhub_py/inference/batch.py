@@ -30,10 +30,12 @@ from torch import Tensor
 
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.grammar import AnyMatcher
+from minhub_py.inference.mask_threads import MaskThreads, ThreadedMatcher
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.next_token import NextToken, choose_tokens, logprobs_of, top_logprobs
-from minhub_py.inference.prefixes import CachedPrefix, PrefixCache, common_prefix
+from minhub_py.inference.prefix_sharing import PrefixSharing
+from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.rows import Row, context_start
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter, DraftSource, PromptLookup
@@ -103,9 +105,11 @@ class Batch:
         self.capacity, self.count = rows, 0
         self.joining: list[Row] = []
         self.rows: list[Row] = []  # rows[i] uses slot i of the cache
+        self.masks = MaskThreads()
         self.prefixes, self.chunk = prefixes or PrefixCache(prefix_bytes), chunk
         self.exact = self.prefixes.size > 0 or chunk is not None
         self.disk = disk if disk is not None and disk.attach(model, self.runner, self.cache) else None
+        self.sharing = PrefixSharing(self.rows, self.cache, self.prefixes, self.disk, self.context, model.invocation)
         self.cached_tokens: dict[int, int] = {}  # row -> prompt tokens copied; removed in the step after its end
 
     def __len__(self) -> int:
@@ -114,8 +118,8 @@ class Batch:
 
     @property
     def decoding(self) -> int:
-        """The number of active sequences whose prompt is complete."""
-        return sum(not row.in_prefill for row in self.rows)
+        """The number of active sequences whose prompt is complete, and whose next token can be computed."""
+        return sum(row.can_continue for row in self.rows)
 
     def admit(
         self,
@@ -185,7 +189,8 @@ class Batch:
         random = generator or torch.default_generator
         self.joining.append(
             Row(self.count, encoder_ids, text, len(text), len(text) - generated, end, sampling, random, stop, drafter,
-                list(targets), logprobs, top, like, adapter_start, matcher)
+                list(targets), logprobs, top, like, adapter_start,
+                None if matcher is None else ThreadedMatcher(matcher, self.masks))
         )  # fmt: skip
         return self.count
 
@@ -211,11 +216,18 @@ class Batch:
         prefill: False to continue only the sequences whose prompt is complete.
 
         The error of one sequence, such as NaN logits or an unsatisfiable grammar, does not change other sequences. With
-        chunked prefill, a sequence has no event until its prompt is complete.
+        chunked prefill, a sequence has no event until its prompt is complete. The others continue while the mask of a
+        sequence's grammar is computed.
         """
+        self._wait()
         events: list[Event] = []
         self.cached_tokens = {row.key: self.cached_tokens.get(row.key, 0) for row in self.rows}
-        ready = [row for row in self.rows if not row.in_prefill]
+        ready = [row for row in self.rows if row.can_continue]
+        for row in ready:
+            if row.logits is not None:
+                logits, row.logits = row.logits, None
+                events += self._continue([row], logits)
+        ready = [row for row in ready if row.stop_reason is None]
         for rows in ([row for row in ready if not row.targets], [row for row in ready if row.targets]):
             if rows:
                 events += self._continue(rows, self._extend(rows))
@@ -226,13 +238,18 @@ class Batch:
             self._leave(row)
         return events
 
+    def _wait(self) -> None:
+        """If no sequence can continue, wait for a mask or for a prefix on disk."""
+        pending: list[Future[Any]] = [row.matcher.mask for row in self.rows if row.matcher and row.logits is not None]
+        pending += [row.loading for row in self.rows if row.in_prefill and row.loading is not None]
+        if pending and len(pending) == len(self):
+            wait_for(pending, return_when=FIRST_COMPLETED)
+
     def _join(self) -> None:
         """Assign cache slots to new sequences."""
         rows, self.joining = self.joining, []
         for row in rows:
             row.slot = self.cache.join()
-            if row.encoder_ids:
-                self.runner.encode(row.encoder_ids, self.cache, row.slot)
             self.rows.append(row)
 
     def _prefill(self) -> list[Event]:
@@ -243,80 +260,73 @@ class Batch:
         texts = {}
         for row in rows:
             begin = context_start(len(row.text), self.context)
-            self._start_loading(row)
-            texts[row.slot] = row.text[begin + self._copy_prefix(row) :]
+            self.sharing.start_loading(row)
+            texts[row.slot] = row.text[begin + self._begin(row) :]
             row.in_prefill = False
         return self._continue(rows, self._forward(texts))
 
     def _prefill_chunk(self, room: int) -> list[Event]:
-        """Prefill at most `room` prompt tokens in order of admission.
+        """Prefill about `room` prompt tokens: the shortest remainders first, but at least half for the oldest prompt.
 
-        Prompts are prefilled one after the other, so that a common prefix is computed once. Others continue while a
-        prefix is read from the disk.
+        A short prompt does not wait for long ones, and a long one waits at most twice as long as by order of admission.
         """
         events: list[Event] = []
-        loading: list[Future[CachedPrefix | None]] = []
-        unused = room
-        for row in sorted((row for row in self.rows if row.in_prefill), key=lambda row: row.key):
-            if room == 0:
-                break
-            begin = context_start(len(row.text), self.context)
-            if self.cache.lengths[row.slot] == 0:
-                self._start_loading(row)
-                if row.loading is not None and not row.loading.done():
-                    loading.append(row.loading)
-                    continue
-                self._copy_prefix(row)
-            begin += self.cache.lengths[row.slot]
-            ids = row.text[begin : begin + room]
+        rows = [row for row in self.rows if row.in_prefill]
+        oldest = min(rows, key=lambda row: row.key, default=None)
+        reserved = 0 if oldest is None else min(room // 2, self._remaining(oldest))
+        for row in sorted(rows, key=lambda row: (self._remaining(row), row.key)):
+            if row is oldest:
+                reserved = 0
+            if room > reserved and row.in_prefill:
+                room -= self._prefill_row(row, room - reserved, events)
+        return events
+
+    def _remaining(self, row: Row) -> int:
+        """The number of prompt tokens to prefill, without a prefix that can be copied."""
+        cached = self.cache.lengths[row.slot]
+        text = len(row.text) - context_start(len(row.text), self.context) - cached
+        return text if cached else text + len(row.encoder_ids)
+
+    def _prefill_row(self, row: Row, room: int, events: list[Event]) -> int:
+        """Prefill at most `room` tokens of a prompt, or of another prompt whose beginning it will copy.
+
+        An encoder computes its prompt at once. Returns the number of tokens. Others continue while a prefix is read
+        from the disk.
+        """
+        count = 0
+        if self.cache.lengths[row.slot] == 0:
+            self.sharing.start_loading(row)
+            if row.loading is not None and not row.loading.done():
+                return 0
+            leader, shared = self.sharing.leader(row)
+            if leader is not None:
+                count = self._prefill_tokens(leader, min(room, shared - self.cache.lengths[leader.slot]), events)
+                if self.cache.lengths[leader.slot] < shared:
+                    return count
+            self._begin(row)
+            count += len(row.encoder_ids)
+        return count + self._prefill_tokens(row, max(room - count, 1) if row.encoder_ids else room - count, events)
+
+    def _prefill_tokens(self, row: Row, room: int, events: list[Event]) -> int:
+        """Prefill at most `room` tokens of a prompt that has begun. Returns their number."""
+        begin = context_start(len(row.text), self.context) + self.cache.lengths[row.slot]
+        ids = row.text[begin : begin + room]
+        if ids:
             logits = self._forward({row.slot: ids})
-            room -= len(ids)
             if begin + len(ids) == len(row.text):
                 row.in_prefill = False
                 events += self._continue([row], logits)
-        if loading and room == unused and all(row.in_prefill for row in self.rows):  # there is nothing else to do
-            wait_for(loading, return_when=FIRST_COMPLETED)
-        return events
+        return len(ids)
 
-    def _start_loading(self, row: Row) -> None:
-        """Look for a prefix on disk that is longer than those in memory."""
-        if self.disk is None or row.loading is not None or context_start(len(row.text), self.context) > 0:
-            return
-        known, _ = self._longest_active(row)
-        known, _ = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, known)
-        row.loading = self.disk.load(row.text, known)
-
-    def _copy_prefix(self, row: Row) -> int:
-        """Copy the longest common prefix from an active sequence or the prefix cache. Returns its number of tokens."""
-        begin = context_start(len(row.text), self.context)
-        length = 0
-        if begin == 0:
-            loaded = None if row.loading is None else row.loading.result()
-            length, slot = self._longest_active(row)
-            length, entry = self.prefixes.longest(row.text[:-1], row.adapter_start, self.invocation, length, loaded)
-            if entry is not None:
-                self.cache.set_row(row.slot, entry.cache, 0, length)
-                self.prefixes.add(entry)
-            elif length:
-                self.cache.set_row(row.slot, self.cache, slot, length)
+    def _begin(self, row: Row) -> int:
+        """Encode the prompt of an encoder-decoder, and copy the longest common prefix. Returns its number of tokens."""
+        if row.encoder_ids:
+            self.runner.encode(row.encoder_ids, self.cache, row.slot)
+        length = self.sharing.copy(row)
+        if length is not None:
             self.cached_tokens[row.key] = length
-        self.cache.adapter_starts[row.slot] = row.start_of_adapter(begin)
-        return length
-
-    def _longest_active(self, row: Row) -> tuple[int, int]:
-        """The longest common prefix with an active sequence: its number of tokens, and the slot."""
-        best, slot = 0, 0
-        for active in self.rows:
-            if (
-                (self.prefixes.size or active.key == row.like)
-                and active.encoder_ids == row.encoder_ids
-                and context_start(len(active.text), self.context) == 0
-            ):
-                cached = active.text[: self.cache.lengths[active.slot]]
-                length = common_prefix(row.text[:-1], cached, row.adapter_start, active.adapter_start)
-                if length > best and self.cache.has_prefix(active.slot, length):
-                    best, slot = length, active.slot
-        return best, slot
+        self.cache.adapter_starts[row.slot] = row.start_of_adapter(context_start(len(row.text), self.context))
+        return length or 0
 
     def _extend(self, rows: list[Row]) -> Tensor:
         """Run the last token of each row and its draft or target tokens. Returns the logits after each of them."""
@@ -372,8 +382,11 @@ class Batch:
         accepted = dict.fromkeys(first, 0)
         active = []
         for row in rows:
+            part = logits[first[row.key] :][: 1 + len(row.draft)]
             if row.targets:
-                events += self._score(row, logits[first[row.key] :][: 1 + len(row.draft)])
+                events += self._score(row, part)
+            elif row.matcher is not None and not row.matcher.ready:
+                row.logits = part.clone()
             else:
                 active.append(row)
         while active:
@@ -388,7 +401,7 @@ class Batch:
                     accepted[row.key] += 1
                     matched.append(row)
             active = matched
-        for row in rows:
+        for row in [row for row in rows if row.logits is None]:
             if row.draft and not row.targets:
                 self.cache.truncate(row.slot, len(row.draft) - accepted[row.key])
                 row.drafter.update(accepted[row.key], len(row.draft))
@@ -433,18 +446,8 @@ class Batch:
     def _leave(self, row: Row) -> None:
         """Free the slot of a row. The last row moves to this slot."""
         if self.prefixes.size and row.stop_reason != "error":
-            self._store_prefix(row)
+            self.sharing.store(row)
         self.cache.leave(row.slot)
         last = self.rows.pop()
         if last is not row:
             self.rows[row.slot], last.slot = last, row.slot
-
-    def _store_prefix(self, row: Row) -> None:
-        """Add the tokens of a finished row to the prefix cache."""
-        ids = row.text[: self.cache.lengths[row.slot]]
-        if not ids or row.encoder_ids or context_start(len(row.text), self.context) > 0:
-            return
-        new = CachedPrefix(ids, self.cache.copy_of(row.slot), self.invocation)
-        self.prefixes.add(new)
-        if self.disk is not None:
-            self.disk.store(new)

@@ -37,6 +37,10 @@ class GrammarError(ValueError):
 class AnyMatcher(Protocol):
     """The state of a grammar in one sequence, which may apply to parts of it only."""
 
+    @property
+    def restricts(self) -> bool:
+        """Whether `allowed` computes a mask; False if it returns None at once."""
+
     def allowed(self) -> Tensor | None:
         """A mask (V,) of the tokens that can come next, bool on the CPU; None if all can."""
 
@@ -46,6 +50,8 @@ class AnyMatcher(Protocol):
 
 class Matcher:
     """The state of a grammar in one sequence. Methods raise GrammarError if the sequence becomes too complex."""
+
+    restricts = True
 
     def __init__(self, state: Any) -> None:
         self._state = state

@@ -17,9 +17,11 @@ class SamplingState(Protocol):
     output_start: int
     sampling: Sampling
     generator: torch.Generator
-    matcher: AnyMatcher | None
     logprobs: bool
     top: int
+
+    @property
+    def matcher(self) -> AnyMatcher | None: ...
 
 
 class NextToken(NamedTuple):

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from minhub_py.inference.grammar import AnyMatcher
+from minhub_py.inference.mask_threads import ThreadedMatcher
 from minhub_py.inference.prefixes import CachedPrefix
 from minhub_py.inference.sampling import Sampling, StopCriteria
 from minhub_py.inference.speculative import Drafter
@@ -47,12 +48,18 @@ class Row:
     top: int
     like: int | None
     adapter_start: int | None  # the first position in `text` that an activated adapter changes
-    matcher: AnyMatcher | None = None
+    matcher: ThreadedMatcher | None = None
     slot: int = -1
     in_prefill: bool = True
     loading: "Future[CachedPrefix | None] | None" = None  # a prefix on disk
     draft: list[int] = field(default_factory=list)  # tokens after the last one in the current step
+    logits: Tensor | None = None  # (1 + draft tokens, V), if the mask of the grammar is still being computed
     stop_reason: Literal["stop", "length", "error"] | None = None
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the next token can be computed: the prompt is complete, and so is the mask if there are logits."""
+        return not self.in_prefill and (self.logits is None or self.matcher is None or self.matcher.ready)
 
     def start_of_adapter(self, begin: int) -> int | None:
         """`adapter_start` in a context that starts at position `begin`."""

@@ -71,26 +71,36 @@ class Parts:
         """Read the part of a chunk. ValueError: it is corrupt."""
         return read_json(self.folder / f"part-{number:08}", "remove it, and run the same command again")
 
-    def finish(self, record: Mapping[str, Any]) -> None:
-        """Move the joined files to the output, and remove the folder."""
+    def finish(self, record: Mapping[str, Any], overwrite: bool) -> None:
+        """Move the joined files to the output, and remove the folder. FileExistsError: as in `recover`."""
         with self.os_errors():
             self._write_file("finished", json.dumps(record).encode())
-        self.recover()
+        self.recover(overwrite)
 
-    def recover(self) -> dict[str, Any] | None:
-        """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing to complete."""
+    def recover(self, overwrite: bool) -> dict[str, Any] | None:
+        """Complete an interrupted `finish`. Returns the job's record, or None if there is nothing to complete.
+
+        FileExistsError: without `overwrite`, an output has appeared during the job.
+        """
         record = self.read_record("finished")
         if record is None:
             return None
+        appeared = []
         with self.os_errors():
-            if self.joined.exists():
-                os.replace(self.joined, self.out)
+            if self.joined.exists() and not move(self.joined, self.out, overwrite):
+                appeared.append(self.out)
             if self.joined_files.exists():
                 self.out.mkdir(exist_ok=True)
-                for path in self.joined_files.iterdir():
-                    os.replace(path, self.out / path.name)
+                for path in sorted(self.joined_files.iterdir()):
+                    if not move(path, self.out / path.name, overwrite):
+                        appeared.append(self.out / path.name)
                 sync(self.out)
             sync(self.out.parent)
+        if appeared:
+            raise FileExistsError(
+                f"another program has written {appeared[0]} during the job: move that file and run the same command "
+                "again, or add --overwrite. The results are complete"
+            )
         self.remove()
         return record
 
@@ -123,6 +133,25 @@ class Parts:
         finally:
             draft.unlink(missing_ok=True)
         sync(self.folder)
+
+
+def move(path: Path, target: Path, overwrite: bool) -> bool:
+    """Rename a file. Returns False if `target` is another file, without `overwrite`."""
+    if not overwrite:
+        try:
+            os.link(path, target)  # a rename would replace a file that appears now
+        except FileExistsError:
+            if not path.samefile(target):
+                return False
+        except OSError:  # a file system without hard links
+            if target.exists():
+                return False
+            os.replace(path, target)
+            return True
+        path.unlink()
+        return True
+    os.replace(path, target)
+    return True
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def run(
         click.UsageError: The output exists, or is one of the inputs.
         ValueError: The input is corrupt or has changed since the job started, or an unfinished job with another record
             has the same output.
-        OSError: The disk is full, or permissions are missing.
+        OSError: The disk is full, permissions are missing, or an output has appeared during the job.
     """
     started_on = datetime.now(timezone.utc)
     paths = sources.expand_paths(job.files)
@@ -101,7 +101,7 @@ def run(
     with parts.lock():
         try:
             worker, record = prepare(job, inputs)
-            if (recovered := parts.recover()) is not None and changed_entry(recovered, record) is None:
+            if (recovered := parts.recover(job.overwrite)) is not None and changed_entry(recovered, record) is None:
                 return None
             check_outputs(job, outputs)
             record = start(job, parts, record)
@@ -117,7 +117,7 @@ def run(
             summary = join(job, parts, inputs, columns, len(sizes))
             if job.manifest is not None:
                 write_manifest(job.manifest, job, record, inputs, parts.contents(outputs), summary.computed, started_on)
-            parts.finish(record)
+            parts.finish(record, job.overwrite)
         except BaseException:
             if started and (completed := parts.completed()):
                 on_interrupt(count_rows(completed), total, parts.folder)

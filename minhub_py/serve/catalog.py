@@ -20,6 +20,7 @@ from minhub_py.system.printable import gist
 
 T = TypeVar("T")
 DEFAULT_KEEP_ALIVE = 300.0  # seconds, as in Ollama
+MAX_NAME = 4096  # characters, as of a path
 MAX_LISTED = 20  # names in an error message
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
@@ -138,6 +139,9 @@ class Models:
                                    "model_not_found", "model")  # fmt: skip
             entry = next((entry for entry in candidates if task in (None, entry.task)), candidates[0])
         else:
+            if len(name) > MAX_NAME:
+                raise RequestError(404, f"unknown model: a name has at most {MAX_NAME:,} characters", "model_not_found",
+                                   "model")  # fmt: skip
             entry = self._named(name) or await self._named_in_cache(name)
         check_task(entry, task)
         return entry

@@ -27,7 +27,7 @@ from minhub_py.serve.encoder_engine import EncoderRequest
 from minhub_py.serve.engine_thread import Failure
 from minhub_py.serve.models import ServedModel, failed
 from minhub_py.serve.server import server_of
-from minhub_py.serve.streaming import DisconnectedError, until_disconnect
+from minhub_py.serve.streaming import DisconnectedError, respond_with_lists, until_disconnect
 from minhub_py.serve.validation import Fields, check_string, invalid
 
 S = TypeVar("S")
@@ -54,12 +54,11 @@ async def embeddings(request: HTTPRequest) -> Response:
             raise invalid(f"dimensions must be at most {len(vectors[0])}, not {dimensions}", "dimensions")
         tokens = sum(len(row.ids) for row in inputs)
         values = numbers if encoding == "float" else encode_base64
-        return await respond_json(served, lambda: {
-            "object": "list",
-            "data": [{"object": "embedding", "index": index, "embedding": values(vector)}
-                     for index, vector in enumerate(vectors)],
-            "model": served.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        })  # fmt: skip
+        data = ({"object": "embedding", "index": index, "embedding": values(vector)}
+                for index, vector in enumerate(vectors))  # fmt: skip
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        fields = {"object": "list", "model": served.name, "usage": usage}
+        return await respond_with_lists(request, {"data": data}, fields, cost=len(vectors[0]))
 
     return await unless_disconnected(request, work())
 
@@ -84,7 +83,7 @@ def parse_input(served: ServedModel, value: Any) -> list[str | list[int]]:
 def parse_ids(served: ServedModel, ids: list[Any], name: str) -> list[int]:
     """Token IDs of a text."""
     size = served.model.config.vocab_size
-    if not all(type(id) is int and 0 <= id < size for id in ids):
+    if not set(map(type, ids)) <= {int} or not 0 <= min(ids) <= max(ids) < size:
         raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
     return ids
 
@@ -247,7 +246,7 @@ async def unless_disconnected(request: HTTPRequest, work: Awaitable[Response]) -
 
 
 async def respond_json(served: ServedModel, content: Callable[[], Any]) -> Response:
-    """A JSON response, written in a thread: a thousand vectors take a second."""
+    """A JSON response, written in a thread."""
     body = await served.texts.run(lambda: json.dumps(content(), ensure_ascii=False, allow_nan=False).encode())
     return Response(body, media_type="application/json")
 

@@ -19,6 +19,7 @@ from tokenizers.decoders import DecodeStream
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
 from minhub_py.chat.tool_grammar import LazyGrammar
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
+from minhub_py.checkpoints.tokenizers.token_texts import token_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
@@ -169,6 +170,7 @@ class Engine(EngineThread[Request]):
         self.weights: list[object] = []  # identity of the weights of the batch
         self.prefill_seconds = 0.0  # of the latest prefill, minus its step's decoding and the decoding steps since
         self.decode_seconds = 0.0  # of the latest step without prefill
+        self.by_age = False  # whether the latest request was admitted as the oldest one
         self.ready = threading.Event()
         self.start()
         self.ready.wait()
@@ -230,7 +232,7 @@ class Engine(EngineThread[Request]):
                 batch.retire(row)
         self.waiting = [request for request in self.waiting if not self._has_ended(request, now)]
         while self.waiting and len(batch) < batch.capacity and self._is_current():
-            request = self.waiting.pop(0)
+            request = self.waiting.pop(self._next_waiting())
             try:
                 self.running[self._admit(batch, request)] = request
             except Exception as error:  # concerns this request only
@@ -238,6 +240,11 @@ class Engine(EngineThread[Request]):
         if self.running:
             for event in self._events(batch):
                 self._process(batch, event)
+
+    def _next_waiting(self) -> int:
+        """The index of the next request: in turn the oldest one, and the one with the shortest prompt."""
+        self.by_age = not self.by_age
+        return 0 if self.by_age else min(range(len(self.waiting)), key=lambda index: len(self.waiting[index].ids))
 
     def _events(self, batch: Batch) -> list[Event]:
         """Run one step. Prompts take at most half of the time while replies are generated.
@@ -347,8 +354,6 @@ class Engine(EngineThread[Request]):
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """The text of a token within a text. At the beginning, some decoders remove the space before a word."""
-    with working(tokenizer):
-        once: str = tokenizer.decode([id], skip_special_tokens=False)
-        twice: str = tokenizer.decode([id, id], skip_special_tokens=False)
-    return twice[len(once) :]
+    """The text of a token within a text."""
+    [text] = token_texts(tokenizer, [id])
+    return text

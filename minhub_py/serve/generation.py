@@ -21,6 +21,8 @@ class Generation:
         self.queue: asyncio.Queue[tuple[int, Delta | Failure]] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
         self.warnings: list[str] = []  # for the client
+        self.unfinished = 0  # number of requests
+        self.on_end: Callable[[], object] = lambda: None
         self.first: tuple[int, Delta] | None = None  # the first delta, if it was awaited before the response
 
     def add(
@@ -33,7 +35,7 @@ class Generation:
 
         def send(item: Delta | Failure) -> None:
             with suppress(RuntimeError):  # the event loop is closed
-                self.loop.call_soon_threadsafe(self.queue.put_nowait, (index, item))
+                self.loop.call_soon_threadsafe(self._receive, index, item)
 
         deadline = time.monotonic() + self.served.timeout
         self.requests.append(Request(ids, max_new_tokens, send, deadline=deadline, parser=parser, **settings))
@@ -43,9 +45,21 @@ class Generation:
         for number in range(count):
             self.add(ids, max_new_tokens, seed=seed + number, **settings)
 
-    def start(self) -> None:
-        """Submit the requests. RequestError: the engine is busy."""
+    def start(self, on_end: Callable[[], object]) -> None:
+        """Submit the requests. RequestError: the engine is busy.
+
+        on_end: called when the engine has ended all requests; clients may receive the last deltas later.
+        """
         self.served.submit(*self.requests)
+        self.unfinished, self.on_end = len(self.requests), on_end
+
+    def _receive(self, index: int, item: Delta | Failure) -> None:
+        """A result of a request, in the event loop."""
+        self.queue.put_nowait((index, item))
+        if isinstance(item, Failure) or item.end is not None:
+            self.unfinished -= 1
+            if self.unfinished == 0:
+                self.on_end()
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(index of the request, delta) until all requests have ended. RequestError: one fails."""

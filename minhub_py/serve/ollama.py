@@ -31,7 +31,7 @@ from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import parse_settings
-from minhub_py.serve.streaming import json_line, respond
+from minhub_py.serve.streaming import json_line, respond, respond_with_lists
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.duration import parse_duration
 from minhub_py.system.json_text import JSONText, object_text
@@ -181,11 +181,10 @@ async def embed(request: HTTPRequest) -> Response:
     async def work() -> Response:
         inputs = await encode_texts(served, texts, truncate=truncate)
         vectors = await embed_inputs(served, inputs, dimensions, normalize=True) if inputs else []
-        return await respond_json(served, lambda: {
-            "model": served.name, "embeddings": [numbers(vector) for vector in vectors],
-            "total_duration": nanoseconds(time.monotonic() - started), "load_duration": 0,
-            "prompt_eval_count": sum(len(row.ids) for row in inputs),
-        })  # fmt: skip
+        fields = {"model": served.name, "total_duration": nanoseconds(time.monotonic() - started), "load_duration": 0,
+                  "prompt_eval_count": sum(len(row.ids) for row in inputs)}  # fmt: skip
+        cost = len(vectors[0]) if vectors else 1
+        return await respond_with_lists(request, {"embeddings": map(numbers, vectors)}, fields, cost)
 
     return await unless_disconnected(request, work())
 

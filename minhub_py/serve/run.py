@@ -49,9 +49,13 @@ def address_of(listener: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that closes if the head of a request takes too long. uvicorn limits the time between requests."""
+    """A connection that closes if the head of a request takes too long, or if the client does not read a response.
+
+    uvicorn limits the time between requests.
+    """
 
     timer: asyncio.TimerHandle | None = None
+    write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer."""
@@ -69,7 +73,34 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the timer of a response that the client does not read. Called when the buffer is full."""
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        """Stop the timer. Called when most of the buffer has been sent."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _start_write_timer(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+
+        def expire() -> None:
+            if self.transport.get_write_buffer_size() < unsent:
+                self._start_write_timer()
+            else:
+                self.transport.abort()
+
+        self.write_timer = self.loop.call_later(self.app.server.write_timeout, expire)
+
+    def _stop_write_timer(self) -> None:
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
 
     def _start_timer(self) -> None:
         self.timer = self.loop.call_later(self.app.server.read_timeout, self.transport.close)

@@ -15,6 +15,7 @@ from starlette.requests import Request as HTTPRequest
 
 from minhub_py.serve.catalog import Entry, Models
 from minhub_py.serve.models import ServedModel, Task
+from minhub_py.serve.slices import Turns
 from minhub_py.serve.validation import Fields, RequestError
 
 PAGE = Path(__file__).with_name("page")
@@ -34,6 +35,7 @@ class Server:
     origins: origins of web pages that may call the server.
     max_body: maximum size of a request body in bytes.
     read_timeout: maximum time in seconds to receive a request's head, and its body.
+    write_timeout: maximum time in seconds until a client reads a part of a response.
     log: log method, path, status and duration of requests on standard error, without their content.
     """
 
@@ -44,15 +46,18 @@ class Server:
     origins: Sequence[str] = ()
     max_body: int = 8 * 2**20
     read_timeout: float = 30.0
+    write_timeout: float = 30.0
     log: bool = False
+    turns: Turns = field(default_factory=Turns)  # of long computations in the event loop
     responses: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
 
     async def read(self, request: HTTPRequest) -> Fields:
         """The JSON object in a request's body. RequestError: it is too large, too slow or invalid."""
         try:
-            return Fields.parse(await asyncio.wait_for(self._body(request), self.read_timeout))
+            body = await asyncio.wait_for(self._body(request), self.read_timeout)
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
+        return await self.turns.run(Fields.parse(body))
 
     async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
         """The body of a request, and the model that it names. RequestError: as in `read` and `model_for`."""

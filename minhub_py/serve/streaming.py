@@ -1,7 +1,8 @@
 """Complete and streamed responses, which end when their client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.server import format_error, is_anthropic, server_of
+from minhub_py.serve.slices import write_list
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.json_text import dumps
 
@@ -33,6 +35,16 @@ def json_line(data: Mapping[str, Any]) -> bytes:
     return f"{dumps(data, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
+async def respond_with_lists(
+    request: HTTPRequest, lists: Mapping[str, Iterable[Any]], fields: Mapping[str, Any], cost: int = 1
+) -> Response:
+    """A JSON response with long lists. cost: number of values of an element."""
+    turns = server_of(request).turns
+    parts = [f"{json.dumps(name)}:{await turns.run(write_list(values, cost))}" for name, values in lists.items()]
+    parts += [json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:-1]]
+    return Response(f"{{{','.join(parts)}}}", media_type="application/json")
+
+
 async def respond(
     request: HTTPRequest,
     generation: Generation,
@@ -48,7 +60,7 @@ async def respond(
         return (
             JSONResponse(await complete()) if stream is None else GenerationResponse(generation, stream(), media_type)
         )
-    generation.start()
+    generation.start(lambda: server_of(request).release_models(request.scope))
     try:
         if stream is None:
             content = await until_disconnect(request, complete())

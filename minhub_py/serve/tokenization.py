@@ -3,14 +3,17 @@
 lm-eval uses vLLM's format, so that it needs neither the model's files nor transformers.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from minhub_py.serve.engine import token_text
+from minhub_py.checkpoints.tokenizers.token_texts import token_texts
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.server import server_of
+from minhub_py.serve.slices import SLICE
+from minhub_py.serve.streaming import respond_with_lists
 from minhub_py.serve.validation import invalid
 
 
@@ -35,15 +38,19 @@ async def tokenize(request: HTTPRequest) -> Response:
     else:
         special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
-    result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.engine.max_length}
+    lists: dict[str, Iterable[Any]] = {"tokens": ids}
     with_pieces = fields.boolean("with_pieces")
     if with_pieces or fields.boolean("return_token_strs"):
-        texts = await served.texts.run(lambda: [token_text(served.tokenizer, id) for id in ids])
+        texts: list[str] = []
+        for start in range(0, len(ids), SLICE):
+            part = ids[start : start + SLICE]
+            texts += await served.texts.run(lambda part=part: token_texts(served.tokenizer, part))  # type: ignore[misc]
         if with_pieces:
-            result["tokens"] = [{"id": id, "piece": text} for id, text in zip(ids, texts, strict=True)]
+            lists["tokens"] = ({"id": id, "piece": text} for id, text in zip(ids, texts, strict=True))
         else:
-            result["token_strs"] = texts
-    return JSONResponse(result)
+            lists["token_strs"] = texts
+    counts = {"count": len(ids), "max_model_len": served.engine.max_length}
+    return await respond_with_lists(request, lists, counts)
 
 
 async def detokenize(request: HTTPRequest) -> Response:
@@ -52,7 +59,9 @@ async def detokenize(request: HTTPRequest) -> Response:
     tokens = fields.get("tokens")
     if not isinstance(tokens, list):
         raise invalid("tokens must be a list of token IDs", "tokens")
-    text = served.tokenizer.decode(served.check_ids(tokens), skip_special_tokens=False)
+    ids = served.check_ids(tokens)
+    # Only batch methods release the GIL.
+    [text] = await served.texts.run(lambda: served.tokenizer.decode_batch([ids], skip_special_tokens=False))
     return JSONResponse({"content": text, "prompt": text})
 
 

@@ -48,6 +48,18 @@ def test_connections_of_a_few_bytes_fail_after_three(hub: HubServer) -> None:
     assert hub.ranges("model.safetensors") == [None, 1, 2]
 
 
+def test_complete_responses_of_a_few_bytes_fail_after_three(hub: HubServer) -> None:
+    hub.add(REPO, SINGLE)
+    hub.shorten("model.safetensors", 10)
+    with pytest.raises(ConnectionError, match="run again"):
+        minhub.fetch(REPO)
+    assert hub.ranges("model.safetensors") == [None, 10, 20]
+    hub.heal()
+    hub.shorten("model.safetensors", 40_000)  # a proxy that limits responses
+    assert_files(minhub.fetch(REPO), SINGLE)
+    assert hub.ranges("model.safetensors")[3:] == [30, 40_030, 80_030]
+
+
 def test_server_without_range_support_restarts_the_file(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     cut_off(hub, 70_000)

@@ -1,5 +1,6 @@
 """Files written as GGUF, read again: the same settings and weights."""
 
+import resource
 from pathlib import Path
 
 import gguf
@@ -220,3 +221,23 @@ def test_mixes_have_the_types_of_llama_cpp(tmp_path: Path) -> None:
     assert types["blk.1.attn_q.weight"] == types["token_embd.weight"] == types["blk.1.attn_v.weight"] == "Q4_K"
     assert types["output.weight"] == "Q6_K"
     assert from_pretrained(tmp_path / "model.gguf", device="cpu")(torch.tensor([[1, 2]])).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 590_000])
+def test_a_full_disk_names_the_file_and_the_remedy(tmp_path: Path, size: int) -> None:
+    """While the header, the first matrix and a later one are written; the existing file is unchanged."""
+    torch.manual_seed(0)
+    model = llama(vocab_size=2000, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    save_pretrained(model, tmp_path / "hub")
+    out = tmp_path / "model.gguf"
+    out.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # resembles a full disk
+    try:
+        with pytest.raises(OSError, match="free disk space, or name another file") as raised:
+            write_gguf(Checkpoint(tmp_path / "hub"), out, "F32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(raised.value).startswith(f"{out} cannot be written (")
+    assert {path.name for path in tmp_path.iterdir()} == {"hub", "model.gguf"}
+    assert out.read_bytes() == b"before"

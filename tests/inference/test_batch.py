@@ -377,6 +377,8 @@ def test_a_row_ends_at_a_stop_string() -> None:
 class Digits:
     """A matcher that allows four odd token IDs from 1 to 19."""
 
+    restricts = True
+
     def __init__(self) -> None:
         self.taken: list[int] = []
 

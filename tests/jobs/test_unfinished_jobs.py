@@ -146,7 +146,7 @@ def test_kill_before_the_final_rename_is_recovered(
     file = write_csv(tmp_path / "in.csv", ["abc"])
     command = ["score", model, file, "--out", tmp_path / out]
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "recover", lambda _: None)
+        patch.setattr(Parts, "recover", lambda *_: None)
         done(*command)
     target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
     assert not target.exists()
@@ -154,6 +154,42 @@ def test_kill_before_the_final_rename_is_recovered(
     assert len(read_csv(target)) == 1
     assert not Parts(tmp_path / out).folder.exists()
     assert "already exists" in fail(*command, status=2)
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("out", ["out.csv", "folder"])
+def test_an_output_that_appears_during_a_job_is_kept(
+    tmp_path: Path, model: str, out: str, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write_csv(tmp_path / name, ["abc"]) for name in ("in.csv", "other.csv")[: 1 + (out == "folder")]]
+    command = ["score", model, *files, "--out", tmp_path / out]
+    target = tmp_path / out / "in.csv" if out == "folder" else tmp_path / out
+    write = Parts.write
+
+    def write_also_the_output(parts: Parts, number: int, content: bytes) -> None:
+        target.parent.mkdir(exist_ok=True)
+        target.write_text("of another program", encoding="utf-8")
+        write(parts, number, content)
+
+    def refuse(*_: object) -> None:
+        raise OSError("no hard links")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "write", write_also_the_output)
+        assert f"another program has written {target} during the job" in fail(*command)
+    for _ in range(2):
+        assert target.read_text() == "of another program"
+        assert "or add --overwrite. The results are complete" in fail(*command)
+    target.rename(tmp_path / "kept")
+    done(*command)
+    assert len(read_csv(target)) == 1
+    assert not Parts(tmp_path / out).folder.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "write", write_also_the_output)
+        done(*command, "--overwrite")
+    assert len(read_csv(target)) == 1
 
 
 def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -264,3 +265,34 @@ def test_errors_of_requests_do_not_disturb_a_stream(
             assert list(texts) == [token_text(main_model.tokenizer, id) for id in expected[n]]
     assert engine.counts["failed"] == failed_before + 4  # in the batch: the two wide schemas, twice
     assert "one by one" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("write_timeout", [60, 0.3])
+def test_a_client_that_does_not_read_frees_the_model_and_is_disconnected(folder: Path, write_timeout: float) -> None:
+    """The model is free when its rows are; the connection is closed after the time limit."""
+    model = served("tiny", folder, batch_size=8)
+    catalog = Models([model])
+    body = {**json.loads(LONG), "stream": True, "logprobs": 20, "n": 8}
+    server = BackgroundServer(Server(catalog, write_timeout=write_timeout), grace=0.2)
+    server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system does not buffer the response
+    with server as address, httpx2.Client(base_url=address, timeout=60) as http:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = address.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        connection.sendall(post(json.dumps(body).encode()))
+        [entry] = catalog.entries.values()
+        wait(lambda: entry.users == 1)
+        wait(lambda: model.engine.unfinished == 0 and entry.users == 0)
+        label = 'minhub_requests_total{path="/completions",status="200"}'
+        if write_timeout == 60:
+            assert label not in http.get("/metrics").text, "the response is still being sent"
+        else:
+            wait(lambda: label in http.get("/metrics").text)  # the response has ended
+            received = b""
+            with suppress(ConnectionResetError):
+                while part := connection.recv(10**6):
+                    received += part
+            assert b"[DONE]" not in received
+        connection.close()
+    model.engine.close()

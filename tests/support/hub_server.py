@@ -21,6 +21,7 @@ downloaded files), `hub.forget()` (deletes the records).
 
 Faults, until `hub.heal()`, or for the first `times` matching requests:
     hub.cut("model.safetensors", 1000)               the connection breaks before byte 1000 of the file
+    hub.shorten("model.safetensors", 10)             a response to a range has only 10 bytes
     hub.flip("model.safetensors", 1000)              byte 1000 is wrong
     hub.ignore_ranges()                              the response to a range is the complete file
     hub.flood("model.safetensors")                   endless zeros follow the file, without a declared length
@@ -227,6 +228,9 @@ class HubServer(AbstractContextManager["HubServer"]):
 
     def cut(self, file: str, after: int, times: int | None = None) -> None:
         self.troubles.append(Trouble("cut", lambda request: request.file == file, times, after))
+
+    def shorten(self, file: str, size: int) -> None:
+        self.troubles.append(Trouble("shorten", lambda request: request.file == file, None, size))
 
     def flip(self, file: str, at: int, times: int | None = None) -> None:
         self.troubles.append(Trouble("flip", lambda request: request.file == file, times, at))
@@ -468,10 +472,13 @@ class Handler(BaseHTTPRequestHandler):
         data = bytearray(file.data)
         if flipped := self.hub.trouble("flip", request):
             data[flipped.value] ^= 1
-        end = size
+        last = size
+        if short := self.hub.trouble("shorten", request):
+            last = min((start or 0) + short.value, size)
+        end = last
         if self.command == "GET" and (cut := self.hub.trouble("cut", request)):
             end = cut.value
-        self.send_response(200 if start is None else 206)
+        self.send_response(200 if start is None and last == size else 206)
         if self.hub.trouble("flood", request):
             self.end_headers()
             self.wfile.write(data[start or 0 :])
@@ -480,14 +487,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(size - (start or 0)))
-        if start is not None:
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(last - (start or 0)))
+        if start is not None or last < size:
+            self.send_header("Content-Range", f"bytes {start or 0}-{last - 1}/{size}")
         self.end_headers()
         if self.command == "HEAD":
             return None
         self.wfile.write(data[start or 0 : end])
-        if end < size:
+        if end < last:
             self.wfile.flush()
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
