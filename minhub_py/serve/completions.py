@@ -9,7 +9,10 @@ from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
+from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.inference.sampling import Sampling
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.generation import Generation
@@ -96,6 +99,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         self.generation = Generation(self.served)
+        self.echoes = [self.served.tokenizer.decode(ids) if self.echo else "" for ids in self.prompts]
         settings = self.settings | {"logprobs": self.top is not None, "top": self.top or 0}
         for ids in self.prompts if self.max_tokens else ():
             max_new_tokens = self.served.max_new_tokens(ids, self.max_tokens)
@@ -116,8 +120,10 @@ class Completion:
         held: dict[int, list[Part]] = {number: [] for number in scores}
         async for index, delta in self.generation.deltas():
             if (scored := self.scored.get(index)) is None:
-                part = (index, delta.text, self._shown(delta.tokens), delta.end)
-                if (waiting := held.get(index // self.count)) is None:
+                number = index // self.count
+                tokens = [replace(token, offset=token.offset + len(self.echoes[number])) for token in delta.tokens]
+                part = (index, delta.text, self._shown(tokens), delta.end)
+                if (waiting := held.get(number)) is None:
                     yield part
                 else:
                     waiting.append(part)
@@ -133,9 +139,11 @@ class Completion:
             return
         ids, tokenizer = self.prompts[number], self.served.tokenizer
         first = Token(ids[0], token_text(tokenizer, ids[0]), None, ())
-        tokens = [] if self.top is None else [first, *scores]
+        length = len(DecodeStream(skip_special_tokens=True).step(tokenizer, ids[0]) or "")
+        following = [replace(token, offset=token.offset + length) for token in scores]
+        tokens = [] if self.top is None else [first, *following]
         for index in range(number * self.count, (number + 1) * self.count):
-            yield index, tokenizer.decode(ids), tokens, None if self.max_tokens else "length"
+            yield index, self.echoes[number], tokens, None if self.max_tokens else "length"
 
     def _shown(self, tokens: Sequence[Token]) -> list[Token]:
         """New tokens whose log-probabilities a response contains."""
@@ -146,7 +154,7 @@ class Completion:
 
     def choice(self, index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
         """A choice, or a part of it, in the format of the API."""
-        logprobs = None if self.top is None else completion_logprobs(tokens, self.top)
+        logprobs = None if self.top is None else completion_logprobs(self.served.tokenizer, tokens, self.top)
         return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
 
 
@@ -172,18 +180,20 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
         raise invalid(f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total", "prompt")
 
 
-def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int) -> dict[str, Any]:
     """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
-    offsets, offset = [], 0
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
+
+    def label(id: int, text: str) -> str:
+        return token_label(token_bytes(tokenizer, id, text))
+
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [label(token.id, token.text) for token in tokens],
         "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
         "top_logprobs": [
-            None if token.logprob is None else {text: finite(logprob) for _, text, logprob in reversed(token.top[:top])}
+            None
+            if token.logprob is None
+            else {label(id, text): finite(logprob) for id, text, logprob in reversed(token.top[:top])}
             for token in tokens
         ],
-        "text_offset": offsets,
+        "text_offset": [token.offset for token in tokens],
     }

@@ -9,7 +9,7 @@ empty, and a new batch starts without cached prefixes.
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -35,12 +35,18 @@ PREFILL_CHUNK = MAX_TOKENS
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token. logprob: in nats, before temperature.    top: (ID, text, logprob) of most likely tokens."""
+    """A generated token.
+
+    logprob: in nats, before temperature.
+    top: (ID, text, logprob) of most likely tokens.
+    offset: number of characters of the reply before this token.
+    """
 
     id: int
     text: str
     logprob: float | None
     top: tuple[tuple[int, str, float], ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,16 @@ class Detokenizer:
         self.tokenizer, self.stops = tokenizer, StopStrings(stops)
         self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
         self.tokens: list[Token] = []
+        self.length = 0  # number of decoded characters
 
     def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
         """The new text after a token; None if there is no new text yet."""
         with working(self.tokenizer):
-            text = self.stops.add(self.stream.step(self.tokenizer, token.id) or "")
-        self.tokens.append(token)
+            text = self.stream.step(self.tokenizer, token.id) or ""
+        before, self.length = self.length, self.length + len(text)
+        # The text can begin with the rest of earlier tokens.
+        self.tokens.append(replace(token, offset=max(before, self.length - len(token.text))))
+        text = self.stops.add(text)
         if self.stops.stopped:
             end = "stop"
         elif end is not None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
+from tokenizers import Tokenizer
 
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.generation import Generation
@@ -86,7 +88,7 @@ async def chat_completions(request: HTTPRequest) -> Response:
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
-        return {"content": chat_logprobs(tokens, stop_ids), "refusal": None} if logprobs else None
+        return {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None} if logprobs else None
 
     async def complete() -> dict[str, Any]:
         replies = await collect_replies(generation)
@@ -232,15 +234,18 @@ class DeltaSplitter:
         return parts
 
 
-def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 
-    def entry(text: str, logprob: float | None) -> dict[str, Any]:
-        # The bytes of an incomplete character are unknown.
-        return {"token": text, "logprob": finite(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+    def entry(id: int, text: str, logprob: float | None) -> dict[str, Any]:
+        data = token_bytes(tokenizer, id, text)
+        return {"token": token_label(data), "logprob": finite(logprob), "bytes": list(data)}
 
     return [
-        {**entry(token.text, token.logprob), "top_logprobs": [entry(text, logprob) for _, text, logprob in token.top]}
+        {
+            **entry(token.id, token.text, token.logprob),
+            "top_logprobs": [entry(*most_likely) for most_likely in token.top],
+        }
         for token in tokens
         if token.id not in stop_ids
     ]
