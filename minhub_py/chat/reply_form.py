@@ -7,7 +7,7 @@ from typing import Any
 from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, reasoning_budget, tool_grammar
-from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 
 TAIL = 64  # tokens at the end of a prompt that can begin the reasoning
 
@@ -22,7 +22,7 @@ class ReplyForm:
         tools: JSON schemas of the arguments by name, of the tools that the reply can call.
         required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether the reply can have several calls.
-        schema: JSON schema of the reply's text.
+        schema: JSON schema or pattern of the reply's text.
         separate_reasoning: Whether reasoning is separated from the text.
     """
 
@@ -31,7 +31,7 @@ class ReplyForm:
     tools: Mapping[str, Any] = field(default_factory=dict)
     required: bool = False
     parallel: bool = True
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | Pattern | None = None
     separate_reasoning: bool = True
 
     @property

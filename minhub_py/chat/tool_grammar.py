@@ -12,7 +12,7 @@ from typing import Any
 from minhub_py.chat.arguments import types_of
 from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
 from minhub_py.chat.tool_format import ID, KEY, Markup
-from minhub_py.inference.grammar import WHITESPACE, Grammar, GrammarError, Matcher, Vocabulary, schema_text
+from minhub_py.inference.grammar import WHITESPACE, Grammar, GrammarError, Matcher, Pattern, Vocabulary, schema_text
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
 
@@ -39,14 +39,14 @@ class ToolChoice:
         in_reasoning: Whether the prompt begins the reasoning.
         max_reasoning: Maximum number of tokens of the reasoning before a required call or a reply of the schema. For
             gpt-oss, of each of two messages.
-        schema: JSON schema of a reply without calls.
+        schema: JSON schema or pattern of a reply without calls.
     """
 
     required: bool = False
     parallel: bool = True
     in_reasoning: bool = False
     max_reasoning: int = 256
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | Pattern | None = None
 
 
 def reasoning_budget(max_new_tokens: int) -> int:
@@ -280,7 +280,9 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A rule of JSON text of a schema."""
+    """A rule of JSON text of a schema, or of the text of a pattern."""
+    if isinstance(schema, Pattern):
+        return schema.rule
     schema = {"type": "object"} if not isinstance(schema, Mapping) or not schema else dict(schema)
     schema["x-guidance"] = {**WHITESPACE, **(schema.get("x-guidance") or {})}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -58,13 +58,16 @@ if TYPE_CHECKING:
                    "[default: no limit]")  # fmt: skip
 @click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
               help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
+@click.option("--ignore-unknown-fields", is_flag=True,
+              help="Ignore unknown fields of requests, which are otherwise rejected.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...],
     max_requests: int, context: int | None, queue: int, timeout: float, prefix_cache: int, cache_dir: str | None,
     cache_size: int, adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool,
-    max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
+    max_models: int | None, max_memory: int | None, keep_alive: float | None, ignore_unknown_fields: bool,
+    log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -122,7 +125,8 @@ def serve(
         max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=dict(map(parse_alias, aliases)),
     )  # fmt: skip
     server = Server(
-        catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
+        catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull,
+        ignore_unknown_fields=ignore_unknown_fields,
     )  # fmt: skip
     run(server, models, lambda identifier: load(identifier, named), host, port)
 

@@ -16,9 +16,12 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, Router
 
 from minhub_py.serve import anthropic, completions, embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve.forms import parse_form
+from minhub_py.serve.known_fields import OUTPUT, PROMPT, reject_unsupported
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
+from minhub_py.serve.settings import parse_settings
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -158,7 +161,14 @@ async def metrics(request: HTTPRequest) -> Response:
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    ids = await encode_input(served, parse_chat(fields, served))
+    chat = parse_chat(fields, served)
+    openai.choose(chat, fields)
+    parse_settings(fields, served)
+    parse_form(fields)
+    fields.read.update(PROMPT)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish()
+    ids = await encode_input(served, chat)
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 

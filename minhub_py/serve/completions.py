@@ -14,12 +14,15 @@ from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.inference.sampling import Sampling
+from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Token, token_text
+from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
+from minhub_py.serve.settings import limited, parse_max_tokens, parse_settings, parse_stream, parse_truncation
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, check_string, finite, invalid
 
@@ -61,21 +64,33 @@ async def completions(request: HTTPRequest) -> Response:
 
 async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     """The completion that a request describes."""
-    fields.reject("suffix")
     inputs = parse_prompts(served, fields.get("prompt"))
     settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
-    schema = parse_schema(fields, "response_format")
-    settings["grammar"] = None if schema is None else await served.grammar(schema, "response_format.schema")
+    form, name = parse_form(fields)
+    rules = settings["stop_rules"]
+    settings["stop_rules"] = replace(rules, skip_special=fields.boolean("skip_special_tokens", True))
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
     check_prompts(served, len(inputs), count)
-    echo, max_tokens = fields.boolean("echo"), fields.integer("max_tokens", 0, 2**31, 16) or 0
+    echo, special = fields.boolean("echo"), fields.boolean("add_special_tokens", True)
+    max_tokens = 0 if fields.get("max_tokens") == 0 else parse_max_tokens(fields, "max_tokens")
+    if max_tokens is None:
+        max_tokens = 2**31 if fields.get("n_predict") == -1 else 16
+    truncation = parse_truncation(fields)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.COMPLETION)
     if max_tokens == 0 and not echo:
         raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
-    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
+    settings = limited(settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1))
+    prompts = [
+        await served.encode(prompt, special=special, truncation=truncation, reply=max_tokens)
+        if isinstance(prompt, str)
+        else served.check_ids(served.truncated(prompt, truncation, max_tokens))
+        for prompt in inputs
+    ]
     return Completion(served, prompts, count, max_tokens, echo, top, settings)
 
 
@@ -159,18 +174,18 @@ class Completion:
 
 
 def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Prompts: a string, a list of token IDs, or a list of either."""
+    """Prompts: a string, a list of token IDs, or a list of either. Token IDs are not checked."""
     if value is None:
         value = ""
     values = value if isinstance(value, list) else [value]
     if not values:
         raise invalid("prompt must be a string, a list of token IDs, or a list of either, not empty", "prompt")
     if type(values[0]) is int:
-        return [served.check_ids(values)]
+        return [values]
     check_prompts(served, len(values), 1)
     if any(value == [] for value in values):
         raise invalid("a prompt must have at least one token ID", "prompt")
-    return [served.check_ids(value) if isinstance(value, list) else check_string(value, "prompt") for value in values]
+    return [value if isinstance(value, list) else check_string(value, "prompt") for value in values]
 
 
 def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:

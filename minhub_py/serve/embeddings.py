@@ -23,6 +23,7 @@ from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs, tr
 from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.serve import known_fields
 from minhub_py.serve.encoder_engine import EncoderRequest
 from minhub_py.serve.engine_thread import Failure
 from minhub_py.serve.models import ServedModel, failed
@@ -46,6 +47,8 @@ async def embeddings(request: HTTPRequest) -> Response:
         raise invalid(f"encoding_format must be float or base64, not {encoding!r}", "encoding_format")
     dimensions = fields.integer("dimensions", 1, 2**31)
     name, normalize = fields.string("prompt_name"), fields.boolean("normalize", True)
+    fields.reject("add_special_tokens", harmless=(True,), empty=False)
+    fields.finish(known_fields.EMBEDDING)
 
     async def work() -> Response:
         inputs = await encode_texts(served, texts, name)
@@ -274,6 +277,7 @@ async def rerank(request: HTTPRequest) -> Response:
     raw = fields.boolean("raw_scores")
     count = fields.integer("top_n", 1, 2**31, len(documents)) or len(documents)
     with_text = fields.boolean("return_text") if tei else fields.boolean("return_documents", True)
+    finish_reranking(fields)
 
     async def work() -> Response:
         scores, tokens = await relevance(served, query, documents, name, raw)
@@ -299,6 +303,7 @@ async def cohere_rerank(request: HTTPRequest) -> Response:
     query, documents = parse_documents(fields, "documents")
     count = fields.integer("top_n", 1, 2**31, len(documents)) or len(documents)
     limit = fields.integer("max_tokens_per_doc", 1, 2**31)
+    finish_reranking(fields)
     if limit is not None and limit < served.engine.max_length:
         raise invalid(
             f"max_tokens_per_doc must be at least {served.engine.max_length}, the maximum length of {served.name}: "
@@ -312,6 +317,14 @@ async def cohere_rerank(request: HTTPRequest) -> Response:
         return await respond_json(served, lambda: {"id": secrets.token_hex(16), "results": results, "meta": meta})
 
     return await unless_disconnected(request, work())
+
+
+def finish_reranking(fields: Fields) -> None:
+    """Reject unknown fields of a request for reranking. Long texts are truncated on the right."""
+    fields.reject("truncate", harmless=(True,), empty=False)
+    fields.reject("truncation_direction", harmless=("Right", "right"))
+    fields.reject("rank_fields", "max_chunks_per_doc", "truncate_prompt_tokens")
+    fields.finish(known_fields.EMBEDDING)
 
 
 def parse_documents(fields: Fields, name: str) -> tuple[str, list[str]]:

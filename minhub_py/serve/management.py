@@ -32,7 +32,9 @@ async def load(request: HTTPRequest) -> Response:
     """POST /models/load: load a model, and wait until it is loaded."""
     server = server_of(request)
     fields = await server.read(request)
-    await server.model_for(request, name_in(fields))
+    name = name_in(fields)
+    fields.finish()
+    await server.model_for(request, name)
     return JSONResponse({"success": True})
 
 
@@ -40,7 +42,9 @@ async def unload(request: HTTPRequest) -> Response:
     """POST /models/unload: unload a model without unfinished requests."""
     server = server_of(request)
     fields = await server.read(request)
-    await server.models.unload(name_in(fields))
+    name = name_in(fields)
+    fields.finish()
+    await server.models.unload(name)
     return JSONResponse({"success": True})
 
 
@@ -97,8 +101,9 @@ async def pull(request: HTTPRequest) -> Response:
     fields = await server.read(request)
     check_pull(server)
     name = name_in(fields).removesuffix(":latest")
-    download = Download(name)
-    if fields.boolean("stream", True):
+    download, stream = Download(name), fields.boolean("stream", True)
+    fields.finish(("insecure", "password", "username"))
+    if stream:
         return StreamingResponse(download.lines(), media_type="application/x-ndjson")
     [*_, last] = [event async for event in download.events()]
     if "error" in last:
@@ -112,6 +117,7 @@ async def delete(request: HTTPRequest) -> Response:
     fields = await server.read(request)
     check_pull(server)
     name = name_in(fields).removesuffix(":latest")
+    fields.finish()
     with suppress(RequestError):  # a model that is in the cache, but that the server cannot load
         await server.models.find(name)
         await server.models.unload(name)
@@ -129,7 +135,8 @@ async def delete(request: HTTPRequest) -> Response:
 
 def name_in(fields: Fields) -> str:
     """The name of the model. RequestError: it is missing."""
-    name = fields.string("model") or fields.string("name")
+    name, other = fields.string("model"), fields.string("name")  # clients send one of them or both
+    name = name or other
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
     return name

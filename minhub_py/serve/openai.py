@@ -15,14 +15,17 @@ from tokenizers import Tokenizer
 
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
+from minhub_py.serve import known_fields
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_tools, start_reply
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
+from minhub_py.serve.settings import parse_max_tokens, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.version import __version__
@@ -69,22 +72,23 @@ def describe(entry: Entry) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("audio")
     chat = parse_chat(fields, served)
     legacy = choose(chat, fields)
     settings = parse_settings(fields, served)
-    chat.schema = parse_schema(fields, "response_format")
-    chat.variables |= {"continue_final_message": fields.boolean("continue_final_message")}
-    chat.separate_reasoning = fields.get("reasoning_format") != "none"
+    chat.schema, name = parse_form(fields)
+    chat.separate_reasoning = separates_reasoning(fields)
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not logprobs:
         raise invalid("top_logprobs requires logprobs: set it to true", "top_logprobs")
     settings |= {"logprobs": logprobs, "top": top}
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
-    requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
+    fields.reject("best_of", harmless=(count,))
+    requested = parse_max_tokens(fields, "max_completion_tokens", "max_tokens")
     stream, usage_chunk = parse_stream(fields)
-    generation, ids = await start_reply(served, chat, requested, settings, count)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.CHAT)
+    generation, ids = await start_reply(served, chat, requested, settings, count, name)
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
@@ -131,12 +135,22 @@ def choose(chat: ChatInput, fields: Fields) -> bool:
     """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of `tools`."""
     if chat.tools or fields.get("functions") is None:
         choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
+        fields.read |= {"functions", "function_call"}
         return False
     chat.tools = parse_tools(fields.get("functions"), "functions")
     choice = fields.get("function_call")
     choice = {"type": "function", **choice} if isinstance(choice, dict) else choice
     choose_tools(chat, choice, parallel=False, name="function_call")
+    fields.read |= {"tool_choice", "parallel_tool_calls"}
     return True
+
+
+def separates_reasoning(fields: Fields) -> bool:
+    """Whether reasoning is separated from the text. The field and its values are llama.cpp's."""
+    value = fields.string("reasoning_format", "auto")
+    if value not in ("none", "auto", "deepseek"):
+        raise invalid(f"reasoning_format must be none, auto or deepseek, not {value!r}", "reasoning_format")
+    return value != "none"
 
 
 def finish_reason(end: str, calls: bool, legacy: bool) -> str:

@@ -34,6 +34,7 @@ class Server:
     origins: origins of web pages that may call the server.
     max_body: maximum size of a request body in bytes.
     read_timeout: maximum time in seconds to receive a request's head, and its body.
+    ignore_unknown_fields: whether requests can have unknown fields.
     log: log method, path, status and duration of requests on standard error, without their content.
     """
 
@@ -44,15 +45,18 @@ class Server:
     origins: Sequence[str] = ()
     max_body: int = 8 * 2**20
     read_timeout: float = 30.0
+    ignore_unknown_fields: bool = False
     log: bool = False
     responses: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
 
     async def read(self, request: HTTPRequest) -> Fields:
         """The JSON object in a request's body. RequestError: it is too large, too slow or invalid."""
         try:
-            return Fields.parse(await asyncio.wait_for(self._body(request), self.read_timeout))
+            fields = Fields.parse(await asyncio.wait_for(self._body(request), self.read_timeout))
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
+        fields.ignore_unknown = self.ignore_unknown_fields
+        return fields
 
     async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
         """The body of a request, and the model that it names. RequestError: as in `read` and `model_for`."""

@@ -9,9 +9,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.serve.engine import token_text
+from minhub_py.serve.known_fields import PROMPT
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.server import server_of
-from minhub_py.serve.validation import invalid
+from minhub_py.serve.validation import Fields, invalid
 
 
 async def tokenize(request: HTTPRequest) -> Response:
@@ -27,13 +28,11 @@ async def tokenize(request: HTTPRequest) -> Response:
         if served.task != "completion":
             raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
         chat = parse_chat(fields, served)
-        chat.variables |= {
-            "add_generation_prompt": fields.boolean("add_generation_prompt", True),
-            "continue_final_message": fields.boolean("continue_final_message"),
-        }
+        finish(fields)
         ids = await encode_input(served, chat)
     else:
         special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
+        finish(fields)
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
     result: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.engine.max_length}
     with_pieces = fields.boolean("with_pieces")
@@ -46,10 +45,20 @@ async def tokenize(request: HTTPRequest) -> Response:
     return JSONResponse(result)
 
 
+def finish(fields: Fields) -> None:
+    """Reject unknown fields. llama.cpp's parse_special is always true here."""
+    fields.reject("parse_special", harmless=(True,), empty=False)
+    fields.reject("chat_template")
+    fields.finish(
+        PROMPT | {"add_special", "add_special_tokens", "content", "prompt", "return_token_strs", "with_pieces"}
+    )
+
+
 async def detokenize(request: HTTPRequest) -> Response:
     """POST /detokenize: the text of `tokens`, as `content` (llama.cpp) and `prompt` (vLLM)."""
     served, fields = await server_of(request).read_with_model(request)
     tokens = fields.get("tokens")
+    fields.finish()
     if not isinstance(tokens, list):
         raise invalid("tokens must be a list of token IDs", "tokens")
     text = served.tokenizer.decode(served.check_ids(tokens), skip_special_tokens=False)

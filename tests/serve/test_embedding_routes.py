@@ -293,13 +293,28 @@ def test_invalid_rerank_requests_are_rejected(http, body: dict[str, object], exp
         assert expected in message(http.post(path, json=body))
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/api/embed", "/api/embeddings"])
-def test_wrong_types_of_every_field_are_client_errors(http, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+RERANKING = {"query": "cat", "documents": ["Hi", {"text": "Ho"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["Hi"]}),
+        ("/v1/rerank", RERANKING),
+        ("/v2/rerank", RERANKING),
+        ("/api/embed", {"input": ["Hi"]}),
+        ("/api/embeddings", {"prompt": "Hi"}),
+    ],
+)
+def test_wrong_types_of_every_field_are_client_errors(
+    http, path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fields are recorded while the server reads them, so that the list is complete."""
     read: dict[str, None] = {}
     get = Fields.get
     monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault(name), get(self, name))[1])
-    good = {"model": "ranker", "input": ["Hi"], "prompt": "Hi", "query": "cat", "documents": ["Hi", {"text": "Ho"}]}
+    good = {"model": "ranker", **body}
+    assert http.post(path, json={**good, "imaginary": 1}).status_code == 400
     assert http.post(path, json=good).status_code == 200
     rejected = 0
     for name in list(read):

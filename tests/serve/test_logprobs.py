@@ -35,7 +35,7 @@ def check_offsets(choice: dict) -> None:
 def test_offsets_index_the_text_of_complete_and_streamed_completions(
     http, main_model: ServedModel, echo: bool, special: bool
 ) -> None:
-    """Also if the prompt has special tokens, which the echoed text does not contain, and characters of several tokens."""
+    """Also if the prompt has special tokens, which the echo does not contain, and characters of several tokens."""
     ids = main_model.tokenizer.encode(TEXT).ids
     [end] = main_model.end_ids
     prompt = [end, *ids, end, *ids] if special else ids

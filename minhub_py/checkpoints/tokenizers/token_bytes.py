@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tiktoken import alphabet
 
-REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
+REPLACEMENT = "\ufffd"  # the text of bytes that are not UTF-8
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece
 BYTES = {char: byte for byte, char in alphabet().items()}
 
