@@ -107,6 +107,7 @@ def serve(
     from minhub_py.serve.server import Server, is_local
 
     named = parse_adapters(adapters, models)
+    parsed = parse_aliases(aliases, models, named)
 
     def load(identifier: str, adapters: Mapping[str, str]) -> "list[ServedModel]":
         model, tokenizer, template = load_served(identifier, loading, adapters)
@@ -120,9 +121,12 @@ def serve(
         [served] = load(identifier, {})
         return served
 
+    sources = (lambda: sources_in_cache(load_one)) if cached else dict
+    if not allow_pull:  # which can add models later
+        check_aliases(parsed, (*map(name_of, models), *named, *sources()))
     catalog = Models(
-        cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
-        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=dict(map(parse_alias, aliases)),
+        cached=sources, max_models=max_models or max(3, len(models)),
+        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=parsed,
     )  # fmt: skip
     server = Server(
         catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull,
@@ -141,12 +145,31 @@ def check_host(host: str, key: str | None) -> None:
         )
 
 
-def parse_alias(text: str) -> tuple[str, str]:
-    """The name and the model of an alias. UsageError: the text is not NAME=MODEL."""
-    name, _, model = text.partition("=")
-    if not name or not model:
-        raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
-    return name, model
+def parse_aliases(texts: Sequence[str], models: Sequence[str], adapters: Mapping[str, str]) -> dict[str, str]:
+    """The model of each alias by its name; a MODEL of the command can also be a path.
+
+    UsageError: a text is not NAME=MODEL, or a model has the same name.
+    """
+    names = [name_of(identifier) for identifier in models]
+    aliases: dict[str, str] = {}
+    for text in texts:
+        name, _, model = text.partition("=")
+        if not name or not model:
+            raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
+        if name in (*names, *adapters, *aliases):
+            raise click.UsageError(f"--alias {text}: another model has the name {name}; choose another name.")
+        if model in [f"{base}+{adapter}" for base in names for adapter in adapters]:
+            model = model.rpartition("+")[2]
+        aliases[name] = model if model in (*names, *adapters) else name_of(model)
+    return aliases
+
+
+def check_aliases(aliases: Mapping[str, str], names: Sequence[str]) -> None:
+    """UsageError: the model of an alias is not served."""
+    for name, model in aliases.items():
+        if model not in names:
+            listed = ", ".join(names[:20])
+            raise click.UsageError(f"--alias {name}={model}: there is no model {model}; available are {listed}.")
 
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:

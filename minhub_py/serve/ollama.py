@@ -55,8 +55,8 @@ async def version(_: HTTPRequest) -> Response:
 
 async def tags(request: HTTPRequest) -> Response:
     """GET /api/tags."""
-    entries = await server_of(request).models.available()
-    return JSONResponse({"models": [describe(entry) for entry in entries]})
+    available = await server_of(request).models.available()
+    return JSONResponse({"models": [describe(entry, name) for name, entry in available]})
 
 
 async def running(request: HTTPRequest) -> Response:
@@ -68,7 +68,7 @@ async def running(request: HTTPRequest) -> Response:
         return timestamp(now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds)))
 
     return JSONResponse({"models": [
-        {**describe(entry), "expires_at": expires(entry), "size_vram": 0,
+        {**describe(entry, entry.name), "expires_at": expires(entry), "size_vram": 0,
          "context_length": entry.served.engine.max_length}
         for entry in server_of(request).models.entries.values() if entry.served is not None
     ]})  # fmt: skip
@@ -101,9 +101,9 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(entry: Entry) -> dict[str, Any]:
-    """The entry of a model in lists. Details are known if the model is loaded."""
-    name = entry.name if ":" in entry.name else f"{entry.name}:latest"
+def describe(entry: Entry, name: str) -> dict[str, Any]:
+    """The entry of a model, or of its alias `name`, in lists. Details are known if the model is loaded."""
+    name = name if ":" in name else f"{name}:latest"
     served = entry.served
     return {"name": name, "model": name, "size": entry.size, "digest": "",
             "modified_at": timestamp(datetime.fromtimestamp(0, timezone.utc)) if served is None else modified(served),

@@ -39,7 +39,7 @@ DONE = b"data: [DONE]\n\n"
 async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
     server = server_of(request)
-    data = [describe(entry) for entry in await server.models.available()]
+    data = [describe(entry, name) for name, entry in await server.models.available()]
     # The keys of IDs follow the Anthropic API, whose client uses the same path.
     return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
                          "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
@@ -47,23 +47,29 @@ async def models(request: HTTPRequest) -> Response:
 
 async def model(request: HTTPRequest) -> Response:
     """GET /v1/models/NAME."""
-    return JSONResponse(describe(await server_of(request).models.find(request.path_params["name"])))
+    models, name = server_of(request).models, request.path_params["name"]
+    entry = await models.find(name)
+    return JSONResponse(describe(entry, name if models.target(name) != name else entry.name))
 
 
-def describe(entry: Entry) -> dict[str, Any]:
-    """The entry of a model in lists. `status` and the first three fields of `meta` follow llama.cpp."""
+def describe(entry: Entry, name: str) -> dict[str, Any]:
+    """The entry of a model, or of its alias `name`, in lists.
+
+    `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias, and `parent` vLLM.
+    """
     status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
     meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
     if (served := entry.served) is not None:
         meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
         if entry.task == "completion":
             meta |= {"default_sampling": served.sampling, "note": served.template.note}
-    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}  # as in vLLM
+    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}
+    root = {} if name == entry.name else {"root": entry.name}
     created = served.created if served else 0
     created_at = datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z")
-    return {"id": entry.name, "type": "model", "display_name": entry.name, "created_at": created_at,
+    return {"id": name, "type": "model", "display_name": name, "created_at": created_at,
             "object": "model", "created": created, "owned_by": "minhub",
-            **parent, "status": status, "meta": meta}  # fmt: skip
+            **root, **parent, "status": status, "meta": meta}  # fmt: skip
 
 
 # Chat completions

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py.serve.engine import token_text
 from minhub_py.serve.known_fields import PROMPT
+from minhub_py.serve.management import described
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.server import server_of
 from minhub_py.serve.validation import Fields, invalid
@@ -68,9 +69,11 @@ async def detokenize(request: HTTPRequest) -> Response:
 async def tokenizer_info(request: HTTPRequest) -> Response:
     """GET /tokenizer_info: special tokens by name, the chat template and the vocabulary's size, as in vLLM.
 
-    `model` in the query selects another model than the first.
+    `model` in the query selects another loaded model than the first.
     """
-    served = await server_of(request).model_for(request, request.query_params.get("model"))
+    served = await described(request)
+    if served is None:
+        raise invalid("no model is loaded: load one with POST /models/load", "model", "model_not_loaded")
     tokens = {f"{name}_token": served.template.tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
     if tokens["eos_token"] is None and served.task == "completion":
         tokens["eos_token"] = next((served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None)

@@ -224,8 +224,8 @@ def test_openai_anthropic_and_ollama_send_their_fields(main_model: ServedModel) 
             assert client.messages.count_tokens(**ask).input_tokens == count
             assert client.beta.messages.create(**ask, max_tokens=4, betas=["x"]).content
         options = {name: 1 for name in ollama.Options.model_fields if name not in ("mirostat", "stop")}
-        options |= {"temperature": 0.7, "seed": 4, "num_predict": 4, "typical_p": 1.0, "repeat_penalty": 1.0, "top_k": 0,
-                    "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["x"]}  # fmt: skip
+        options |= {"temperature": 0.7, "seed": 4, "num_predict": 4, "typical_p": 1.0, "repeat_penalty": 1.0,
+                    "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["x"]}  # fmt: skip
         with contextlib.closing(ollama.Client(host=address)) as client:
             reply = client.chat(model="tiny", messages=user("Hi"), options=ollama.Options(**options), keep_alive="5m")
             assert reply.done

@@ -283,8 +283,19 @@ def test_access_requires_the_key_a_local_host_and_an_allowed_origin(main_model: 
     assert status("/health") == status("/") == 200
     for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
         assert status(**key, host=host) == 200
-    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
+    for host in (
+        *("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1", "localhost#.evil.com", "localhost?.evil.com"),
+        *("localhost/.evil.com", "evil.com@localhost", "localhost\\.evil.com", "localhost .evil.com", "localhost:x"),
+        *("localhost\t", "[::1].evil.com", "[::1]evil", "localhost:80:80", "localhost%2eevil.com"),
+    ):
         assert status(**key, host=host) == 403
+        assert status(**key, host=host, origin=f"http://{host}") == 403
+    for site in ("cross-site", "same-site"):
+        assert status("/props", **key, **{"sec-fetch-site": site}) == 403
+        assert status("/props", **key, **{"sec-fetch-site": site}, origin="https://good.example") == 200
+        assert status("/", **{"sec-fetch-site": site}) == 200  # a link to the page
+    for site in ("same-origin", "none"):
+        assert status("/props", **key, **{"sec-fetch-site": site}) == 200
     assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
     for origin in (
         "null",
