@@ -47,7 +47,7 @@ class Middleware:
         request, start, status = HTTPRequest(scope, receive), time.monotonic(), 500
         origin = request.headers.get("origin", "")
         allowed = origin != "" and origin in self.server.origins
-        started = False
+        started, request_id = False, f"req_{secrets.token_hex(12)}"
 
         async def send_with_headers(message: Any) -> None:
             nonlocal status, started
@@ -55,8 +55,8 @@ class Middleware:
                 status, started = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
-                if is_anthropic(scope["path"]):
-                    headers["request-id"] = f"req_{secrets.token_hex(12)}"
+                # Clients show it in errors: Anthropic's reads the first name, OpenAI's the second.
+                headers["request-id" if is_anthropic(scope["path"]) else "x-request-id"] = request_id
                 if allowed:
                     headers["Access-Control-Allow-Origin"] = origin
                     headers["Vary"] = "Origin"
@@ -85,7 +85,7 @@ class Middleware:
             self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
-                note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s")
+                note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s {request_id}")
 
     async def _send_error(self, request: HTTPRequest, error: RequestError, send: Any, started: bool) -> None:
         if started:  # closes the connection: the client must not take a partial response for a complete one

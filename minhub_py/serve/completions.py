@@ -18,13 +18,14 @@ from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Token, token_text
 from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.inputs import parse_items, resolved
 from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import limited, parse_max_tokens, parse_settings, parse_stream, parse_truncation
 from minhub_py.serve.streaming import respond, sse
-from minhub_py.serve.validation import Fields, check_string, finite, invalid
+from minhub_py.serve.validation import Fields, finite, invalid
 
 Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
 
@@ -64,7 +65,8 @@ async def completions(request: HTTPRequest) -> Response:
 
 async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     """The completion that a request describes."""
-    inputs = parse_prompts(served, fields.get("prompt"))
+    value = fields.get("prompt")
+    items = parse_items("" if value is None else value, "prompt")
     settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
     form, name = parse_form(fields)
     rules = settings["stop_rules"]
@@ -72,7 +74,7 @@ async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
-    check_prompts(served, len(inputs), count)
+    check_prompts(served, len(items), count)
     echo, special = fields.boolean("echo"), fields.boolean("add_special_tokens", True)
     max_tokens = 0 if fields.get("max_tokens") == 0 else parse_max_tokens(fields, "max_tokens")
     if max_tokens is None:
@@ -85,12 +87,15 @@ async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     if echo and served.model.encoder_decoder:
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
     settings = limited(settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1))
-    prompts = [
-        await served.encode(prompt, special=special, truncation=truncation, reply=max_tokens)
-        if isinstance(prompt, str)
-        else served.check_ids(served.truncated(prompt, truncation, max_tokens))
-        for prompt in inputs
-    ]
+    prompts = []
+    for item in items:
+        prompt = await resolved(served, item, "prompt")
+        if isinstance(prompt, str):
+            ids = await served.encode(prompt, special=special, truncation=truncation, reply=max_tokens)
+        else:
+            ids = served.truncated(prompt, truncation, max_tokens)
+            served.check_length(ids)
+        prompts.append(ids)
     return Completion(served, prompts, count, max_tokens, echo, top, settings)
 
 
@@ -171,21 +176,6 @@ class Completion:
         """A choice, or a part of it, in the format of the API."""
         logprobs = None if self.top is None else completion_logprobs(self.served.tokenizer, tokens, self.top)
         return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
-
-
-def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Prompts: a string, a list of token IDs, or a list of either. Token IDs are not checked."""
-    if value is None:
-        value = ""
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise invalid("prompt must be a string, a list of token IDs, or a list of either, not empty", "prompt")
-    if type(values[0]) is int:
-        return [values]
-    check_prompts(served, len(values), 1)
-    if any(value == [] for value in values):
-        raise invalid("a prompt must have at least one token ID", "prompt")
-    return [value if isinstance(value, list) else check_string(value, "prompt") for value in values]
 
 
 def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:

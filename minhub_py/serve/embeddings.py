@@ -26,6 +26,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.serve import known_fields
 from minhub_py.serve.encoder_engine import EncoderRequest
 from minhub_py.serve.engine_thread import Failure
+from minhub_py.serve.inputs import parse_items, resolved
 from minhub_py.serve.models import ServedModel, failed
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import DisconnectedError, until_disconnect
@@ -41,7 +42,8 @@ async def embeddings(request: HTTPRequest) -> Response:
     """POST /v1/embeddings. Embeddings have length 1 unless `normalize` is false; `prompt_name` is TEI's."""
     served, fields = await server_of(request).read_with_model(request, "embedding")
     fields.reject("truncate_prompt_tokens", "truncate")
-    texts = parse_input(served, fields.get("input"))
+    items = parse_items(fields.get("input"), "input")
+    check_count(items, "input")
     encoding = fields.string("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise invalid(f"encoding_format must be float or base64, not {encoding!r}", "encoding_format")
@@ -51,6 +53,8 @@ async def embeddings(request: HTTPRequest) -> Response:
     fields.finish(known_fields.EMBEDDING)
 
     async def work() -> Response:
+        paths = ["input"] if len(items) == 1 else [f"input[{index}]" for index in range(len(items))]
+        texts = [await resolved(served, item, path) for item, path in zip(items, paths, strict=True)]
         inputs = await encode_texts(served, texts, name)
         vectors = await embed_inputs(served, inputs, dimensions, normalize)
         if dimensions is not None and len(vectors[0]) < dimensions:
@@ -65,31 +69,6 @@ async def embeddings(request: HTTPRequest) -> Response:
         })  # fmt: skip
 
     return await unless_disconnected(request, work())
-
-
-def parse_input(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Texts: a string, a list of token IDs, or a list of either. None is empty."""
-    if value in (None, "", []):
-        raise invalid("input must be a non-empty string, a list of token IDs, or a list of either", "input")
-    values = [value] if isinstance(value, str) or (isinstance(value, list) and type(value[0]) is int) else value
-    if not isinstance(values, list):
-        raise invalid(f"input must be a string or a list, not {type(value).__name__}", "input")
-    check_count(values, "input")
-    texts: list[str | list[int]] = []
-    for index, text in enumerate(values):
-        name = "input" if values is not value else f"input[{index}]"
-        if text in ("", []):
-            raise invalid(f"{name} must not be empty", name)
-        texts.append(parse_ids(served, text, name) if isinstance(text, list) else check_string(text, name))
-    return texts
-
-
-def parse_ids(served: ServedModel, ids: list[Any], name: str) -> list[int]:
-    """Token IDs of a text."""
-    size = served.model.config.vocab_size
-    if not all(type(id) is int and 0 <= id < size for id in ids):
-        raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
-    return ids
 
 
 def check_count(values: Sequence[Any], name: str) -> None:

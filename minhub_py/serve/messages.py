@@ -102,8 +102,8 @@ async def start_reply(
         served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
         chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning,
     )  # fmt: skip
-    settings = settings | {"stop_ids": settings["stop_ids"] | form.end_ids}
-    settings = limited(settings, await served.reply_grammar(form, max_new_tokens, name), max_new_tokens)
+    grammar = await served.reply_grammar(form, max_new_tokens, name)
+    settings = limited(settings | {"stop_ids": settings["stop_ids"] | form.end_ids}, grammar, max_new_tokens)
     context = [] if served.model.encoder_decoder else ids
     new_parser = (lambda: form.parser(context)) if form.is_parsed else None
     generation = Generation(served)

@@ -117,8 +117,6 @@ async def chat_completions(request: HTTPRequest) -> Response:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
 
-        for index in range(count):
-            yield chunk([part(index, {"role": "assistant", "content": ""})])
         writers = [DeltaWriter(legacy) for _ in range(count)]
         unfinished = count
         async for index, delta in generation.deltas():
@@ -194,6 +192,7 @@ class DeltaWriter:
         self.legacy = legacy
         self.splitters = {"content": DeltaSplitter(), "reasoning": DeltaSplitter()}
         self.calls = 0
+        self.begun = False
         self.tokens: tuple[Token, ...] = ()  # not sent yet
 
     def add(self, delta: Delta) -> list[tuple[dict[str, Any], tuple[Token, ...]]]:
@@ -207,9 +206,14 @@ class DeltaWriter:
                 parts += [text_delta(event.kind, text) for text in self.splitters[event.kind].add(event.text)]
         if delta.end is not None:
             parts += self._remaining_text()
+        first = None
+        if not self.begun and (parts or delta.end is not None):
+            self.begun = True
+            is_call = bool(parts) and not parts[0].keys() & {"content", "reasoning"}
+            first = {"role": "assistant", "content": None if is_call else ""}
         sent = [(part, self.tokens if number == 0 else ()) for number, part in enumerate(parts)]
         self.tokens = () if parts else self.tokens
-        return sent
+        return sent if first is None else [(first, ()), *sent]
 
     def _remaining_text(self) -> list[dict[str, Any]]:
         return [text_delta(kind, text) for kind, splitter in self.splitters.items()

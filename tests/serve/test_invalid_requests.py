@@ -323,6 +323,16 @@ def test_requests_of_other_web_pages_are_rejected(address: str, http) -> None:
     assert http.options("/v1/models", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
+def test_responses_have_an_identifier(http) -> None:
+    """Clients show it in errors."""
+    valid = {"messages": user("Hi"), "max_tokens": 1}
+    answers = [http.post("/v1/chat/completions", json=body) for body in (valid, valid, {}, {**valid, "stream": True})]
+    answers += [http.get("/v1/models"), http.get("/nowhere")]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert all(name.startswith("req_") for name in names)
+    assert len(set(names)) == len(names)
+
+
 def test_an_integer_can_have_a_decimal_point() -> None:
     assert Fields({"a": 3.0}).integer("a", 0, 5) == 3
 

@@ -89,6 +89,18 @@ def test_openai_receives_calls_and_reasoning(client: Any, script: Script, script
         assert choice.message.model_extra.get("reasoning_content") == reasoning
 
 
+@pytest.mark.parametrize(("reply", "content"), [(CALL, None), (f"I look.\n{CALL}", ""), ("Hello", ""), ("", "")])
+def test_a_stream_begins_with_null_content_if_it_begins_with_a_call(
+    client: Any, script: Script, reply: str, content: str | None
+) -> None:
+    script.replies.append(reply)
+    stream = client.chat.completions.create(model="hermes", messages=user("Weather?"), tools=TOOLS, stream=True)
+    first, *others = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in stream]
+    assert first == {"role": "assistant", "content": content}
+    assert all("role" not in delta for delta in others)
+    assert any("tool_calls" in delta for delta in others) == reply.endswith(CALL)
+
+
 def test_functions_are_tools_in_the_previous_form(client: Any, script: Script) -> None:
     """With `functions`, `function_call` and messages of role function."""
     functions = [tool["function"] for tool in TOOLS]
