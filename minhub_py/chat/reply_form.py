@@ -41,13 +41,18 @@ class ReplyForm:
         return bool(self.tools) or channels or (reasons and self.separate_reasoning)
 
     @property
+    def has_markup(self) -> bool:
+        """Whether a reply can have calls or reasoning, whose tokens a parser reads."""
+        return bool(self.tools) or self.markup.reasons
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Token IDs that end a reply with a call."""
         return self.markup.end_ids if self.tools else frozenset()
 
     def parser(self, prompt_ids: Iterable[int]) -> ReplyParser:
         """A parser of the reply."""
-        return ReplyParser(self.markup, self.tools or None, self.prompt, prompt_ids)
+        return ReplyParser(self.markup, self.tools or None, self.prompt, prompt_ids, self.separate_reasoning)
 
     def choice(self, max_new_tokens: int) -> ToolChoice:
         """The form in the terms of grammars. About half of a reply can be reasoning before required parts."""

@@ -105,7 +105,7 @@ async def start_reply(
     grammar = await served.reply_grammar(form, max_new_tokens, name)
     settings = limited(settings | {"stop_ids": settings["stop_ids"] | form.end_ids}, grammar, max_new_tokens)
     context = [] if served.model.encoder_decoder else ids
-    new_parser = (lambda: form.parser(context)) if form.is_parsed else None
+    new_parser = (lambda: form.parser(context)) if form.has_markup else None
     generation = Generation(served)
     generation.add_choices(ids, max_new_tokens, count, new_parser=new_parser, **settings)
     return generation, ids

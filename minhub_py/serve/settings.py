@@ -120,7 +120,7 @@ def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
     """Allowed and banned tokens, and the minimum number of tokens."""
     size = served.model.config.vocab_size
     allowed = parse_ids(fields, "allowed_token_ids", size)
-    banned = [(id,) for id in parse_ids(fields, "banned_tokens", size) or ()]
+    banned: list[tuple[int, ...]] = [(id,) for id in parse_ids(fields, "banned_tokens", size) or ()]
     for word in fields.strings("bad_words", MAX_STOPS):
         if len(word) > MAX_STOP_LENGTH:
             raise invalid(f"bad_words has a string of more than {MAX_STOP_LENGTH:,} characters", "bad_words")

@@ -245,7 +245,12 @@ def test_reasoning_can_be_switched(client: Any, http: httpx2.Client, script: Scr
     assert not prompt(reasoning_effort="high").endswith(closed)
     raw = "<think>\nHm.\n</think>\n\nYes."
     choice = ask_openai(client, script, raw, tools=[], extra_body={"reasoning_format": "none"})
-    assert choice.message.content.strip() in (raw, "\nHm.\n\n\nYes.".strip())  # special tokens have no text
+    assert choice.message.content == raw
+    choice = ask_openai(client, script, f"{raw}\n{CALL}", extra_body={"reasoning_format": "none"})
+    assert (choice.message.content, len(choice.message.tool_calls)) == (raw, 1)
+    for value, message in (("deepseek-legacy", "must be none, auto or deepseek"), (3, "must be a string")):
+        body = {"messages": user("?"), "reasoning_format": value}
+        assert message in http.post("/v1/chat/completions", json=body).json()["error"]["message"]
     assert ask_openai(client, script, raw, tools=[]).message.content == "Yes."
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     text = ask_openai(client, script, '<think>\nHm.\n</think>\n\n{"city": "Oslo"}', tools=[], response_format=form)
