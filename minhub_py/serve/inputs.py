@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from minhub_py.serve.messages import check_count
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, check_string, invalid
 
@@ -33,7 +34,10 @@ def parse_item(value: Any, name: str) -> Item:
         return check_string(value, name)
     if not value:
         raise invalid(f"{name} must have at least one token ID", name)
-    return [check_string(part, name) if isinstance(part, str) else part for part in value]
+    for part in value if str in set(map(type, value)) else ():
+        if isinstance(part, str):
+            check_string(part, name)
+    return value
 
 
 def is_sequence(value: Any) -> bool:
@@ -48,12 +52,12 @@ async def resolved(served: ServedModel, item: Item, name: str) -> str | list[int
     """
     if isinstance(item, str):
         return item
-    size, ids = served.model.config.vocab_size, list[int]()
-    for part in item:
-        if isinstance(part, str):
-            ids += await served.tokenize(part, name, add_special_tokens=False)
-        elif type(part) is int and 0 <= part < size:
-            ids.append(part)
-        else:
-            raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
+    size, ids = served.model.config.vocab_size, item
+    if str in set(map(type, item)):
+        check_count(item, served.engine.max_length, name)
+        ids = []
+        for part in item:
+            ids += await served.tokenize(part, name, add_special_tokens=False) if isinstance(part, str) else [part]
+    if not set(map(type, ids)) <= {int} or not 0 <= min(ids, default=0) <= max(ids, default=0) < size:
+        raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
     return ids
