@@ -330,7 +330,7 @@ class Models:
 
 
 def is_pattern(alias: str) -> bool:
-    """Whether an alias stands for several names."""
+    """Whether an alias is a pattern, which applies to several names."""
     return any(char in alias for char in "*?[")
 
 

@@ -168,7 +168,7 @@ def authority(origin: str) -> str:
 
 
 def hostname(host: str) -> str:
-    """A Host header without its port; "" if it has other characters than those of names and addresses."""
+    """A Host header without its port; "" if it is not a name or an address."""
     match = HOST.fullmatch(host)
     return "" if match is None else (match[1] or match[2]).lower()
 

@@ -99,7 +99,9 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
     """A body with another value of a field. Its path has the notation of errors: `messages[0].content[0]`."""
     result = inner = copy.deepcopy(body)
     for key, index in re.findall(r"(\w+)|\[(\d+)\]", field_path):
-        inner = inner[int(index)] if index else inner.setdefault(key, {})
+        if not index and not isinstance(inner.get(key), dict | list):
+            inner[key] = {}
+        inner = inner[int(index) if index else key]
     inner[name] = value
     return result
 
