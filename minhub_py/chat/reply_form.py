@@ -8,7 +8,7 @@ from minhub_py.chat.reply_parser import ReplyParser, begins_reasoning
 from minhub_py.chat.tool_format import Markup
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolChoice, ToolError, reasoning_budget, tool_grammar
 from minhub_py.chat.tool_writing import written_calls
-from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.system.printable import printable
 
 TAIL = 64  # tokens at the end of a prompt that can begin the reasoning
@@ -24,7 +24,7 @@ class ReplyForm:
         tools: JSON schemas of the arguments by name, of the tools that the reply can call.
         required: Whether the reply must be a call, unless it has the schema.
         parallel: Whether the reply can have several calls.
-        schema: JSON schema of the reply's text.
+        schema: JSON schema or pattern of the reply's text.
         separate_reasoning: Whether reasoning is separated from the text.
         strict: Names of the tools whose schemas are followed exactly, or rejected.
     """
@@ -34,7 +34,7 @@ class ReplyForm:
     tools: Mapping[str, Any] = field(default_factory=dict)
     required: bool = False
     parallel: bool = True
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | Pattern | None = None
     separate_reasoning: bool = True
     strict: frozenset[str] = frozenset()
 
@@ -45,13 +45,18 @@ class ReplyForm:
         return bool(self.tools) or channels or (reasons and self.separate_reasoning)
 
     @property
+    def has_markup(self) -> bool:
+        """Whether a reply can have calls or reasoning, whose tokens a parser reads."""
+        return bool(self.tools) or self.markup.reasons
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Token IDs that end a reply with a call."""
         return self.markup.end_ids if self.tools else frozenset()
 
     def parser(self, prompt_ids: Iterable[int]) -> ReplyParser:
         """A parser of the reply."""
-        return ReplyParser(self.markup, self.tools or None, self.prompt, prompt_ids)
+        return ReplyParser(self.markup, self.tools or None, self.prompt, prompt_ids, self.separate_reasoning)
 
     def choice(self, max_new_tokens: int) -> ToolChoice:
         """The form in the terms of grammars. About half of a reply can be reasoning before required parts."""

@@ -45,12 +45,15 @@ class ReplyParser(TextReader):
         tools: JSON schemas of the arguments by name; None to parse reasoning only.
         prompt: The rendered prompt, which can begin the reasoning.
         prompt_ids: Token IDs of the prompt.
+        separate_reasoning: False to return reasoning as text with its tags.
     """
 
     def __init__(
-        self, markup: Markup, tools: Mapping[str, Any] | None = None, prompt: str = "", prompt_ids: Iterable[int] = ()
-    ) -> None:
+        self, markup: Markup, tools: Mapping[str, Any] | None = None, prompt: str = "", prompt_ids: Iterable[int] = (),
+        separate_reasoning: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.separate_reasoning = separate_reasoning
         self.markup, self.tools, self.format = markup, tools, markup.tools
         self.stream = MarkedStream(markup.alphabet, list(prompt_ids))
         self.cut = False
@@ -111,6 +114,10 @@ class ReplyParser(TextReader):
             self.has_content = self.has_content or kind == "content"
         self.spaces += text[len(body) :]
 
+    def _say_tag(self, tag: str) -> None:
+        """Emit the tag of reasoning as text, also if it is a special token."""
+        self._say("content", self.markup.alphabet.text(tag))
+
     def _speak_until(self, kind: Kind, stops: Sequence[str]) -> Steps:
         """Emit text up to the first of several strings and read it. Returns this string; None at the end."""
         while True:
@@ -151,6 +158,8 @@ class ReplyParser(TextReader):
                     self._emit("content", self.spaces)
                     return
             elif reasoning is not None and opening == reasoning[0]:
+                if not self.separate_reasoning:
+                    self._say_tag(opening)
                 yield from self._reasoning()
             else:
                 yield from self._section(opening)
@@ -179,14 +188,20 @@ class ReplyParser(TextReader):
     def _reasoning(self) -> Steps:
         """Reasoning after its opening. A call also ends it."""
         assert self.markup.reasoning is not None
-        self.spaces, self.after_markup = "", True
+        had_content = self.has_content
+        if self.separate_reasoning:
+            self.spaces, self.after_markup = "", True
         stops = [self.markup.reasoning[1]]
         if self.tools is not None and self.format.trigger and is_marker(self.format.trigger[0]):
             stops.append(self.format.trigger)
         self.is_reasoning = True
-        opening = yield from self._speak_until("reasoning", stops)
+        opening = yield from self._speak_until("reasoning" if self.separate_reasoning else "content", stops)
         self.is_reasoning = False
-        self.spaces, self.after_markup = "", True
+        if self.separate_reasoning:
+            self.spaces, self.after_markup = "", True
+        elif opening == stops[0]:
+            self._say_tag(opening)
+        self.has_content = had_content  # a call can follow as at the start
         if opening is not None and opening != stops[0]:
             yield from self._section(opening)
 
@@ -413,8 +428,13 @@ class ReplyParser(TextReader):
             else:
                 analysis = header.partition(channel)[2].strip().startswith("analysis")
                 self.is_reasoning = analysis
-                yield from self._speak_until("reasoning" if analysis else "content", ends)
+                tagged = analysis and not self.separate_reasoning
+                if tagged:
+                    self._say_tag(channel + "analysis" + message)
+                end = yield from self._speak_until("reasoning" if analysis and not tagged else "content", ends)
                 self.is_reasoning = False
+                if tagged and end is not None:
+                    self._say_tag(end)
 
 
 def begins_reasoning(markup: Markup, prompt: str) -> bool:

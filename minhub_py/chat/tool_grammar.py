@@ -12,7 +12,7 @@ from typing import Any
 from minhub_py.chat.arguments import types_of
 from minhub_py.chat.markers import MarkedStream, MarkerAlphabet, is_marker
 from minhub_py.chat.tool_format import ID, KEY, Markup
-from minhub_py.inference.grammar import OPTIONS, Grammar, GrammarError, Matcher, Vocabulary, schema_text
+from minhub_py.inference.grammar import OPTIONS, Grammar, GrammarError, Matcher, Pattern, Vocabulary, schema_text
 from minhub_py.inference.json_schema import loosened, prepared
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -41,14 +41,14 @@ class ToolChoice:
         in_reasoning: Whether the prompt begins the reasoning.
         max_reasoning: Maximum number of tokens of the reasoning before a required call or a reply of the schema. For
             gpt-oss, of each of two messages.
-        schema: JSON schema of a reply without calls.
+        schema: JSON schema or pattern of a reply without calls.
     """
 
     required: bool = False
     parallel: bool = True
     in_reasoning: bool = False
     max_reasoning: int = 256
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | Pattern | None = None
 
 
 def reasoning_budget(max_new_tokens: int) -> int:
@@ -310,7 +310,9 @@ def sequence(members: Sequence[tuple[str, bool]], comma: str) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """A rule of JSON text of a schema in the library's form (inference/json_schema.py)."""
+    """A rule of JSON text of a schema in the library's form (inference/json_schema.py), or of the text of a pattern."""
+    if isinstance(schema, Pattern):
+        return schema.rule
     schema = schema if isinstance(schema, Mapping) and schema else {"type": "object"}
     options = {**OPTIONS, **(schema.get("x-guidance") or {})}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
@@ -368,8 +370,8 @@ def tool_grammar(
     """
     if choice.schema is not None:
         vocabulary.grammar(choice.schema)  # its errors do not quote the rules
-    if isinstance(choice.schema, Mapping):
-        choice = replace(choice, schema=prepared(choice.schema))
+        if isinstance(choice.schema, Mapping):
+            choice = replace(choice, schema=prepared(choice.schema))
     try:
         for schema in tools.values():
             schema_text(schema)

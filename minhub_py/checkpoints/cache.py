@@ -25,10 +25,11 @@ class Deletion:
     folders: tuple[Path, ...]
 
 
-def plan_deletion(identifier: str, revision: str | None = None) -> Deletion:
+def plan_deletion(identifier: str, revision: str | None = None, *, suggest: bool = True) -> Deletion:
     """Find what to delete for a repository, or for one GGUF file of it ("owner/name:file.gguf").
 
     revision: a branch, a tag, or a commit (7 characters or more). None selects all cached revisions.
+    suggest: whether errors suggest names, also of local folders.
 
     FileNotFoundError: not in the cache. ValueError: a built-in model, or an invalid name.
     """
@@ -39,9 +40,8 @@ def plan_deletion(identifier: str, revision: str | None = None) -> Deletion:
     store = local.store_of(repository)
     snapshots = {path.name: _files(path) for path in sorted((store / "snapshots").glob("*")) if path.is_dir()}
     if not store.is_dir():
-        raise FileNotFoundError(
-            f"{identifier} is not in the local cache: nothing to delete.{local.did_you_mean(repository)}"
-        )
+        hint = local.did_you_mean(repository) if suggest else ""
+        raise FileNotFoundError(f"{identifier} is not in the local cache: nothing to delete.{hint}")
     commits = tuple(snapshots) if revision is None else (_commit(store, repository, revision, snapshots),)
     selected = [file for commit in commits for file in snapshots[commit] if gguf in (None, _name(file, store))]
     if gguf is not None and not selected:

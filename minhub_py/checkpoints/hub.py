@@ -137,11 +137,13 @@ def fetch(
 
 
 def plan_download(
-    identifier: str, revision: str = "main", *, token: Token = None, weights: bool = True, files: Sequence[str] = ()
-) -> Plan:
+    identifier: str, revision: str = "main", *, token: Token = None, weights: bool = True, files: Sequence[str] = (),
+    suggest: bool = True,
+) -> Plan:  # fmt: skip
     """Get the list of files to download from the Hub. Downloads an index of shards, but no other file.
 
     identifier: a repository, or a GGUF file of one.    files: as in `fetch`.
+    suggest: whether errors suggest names, also of local folders.
 
     FileNotFoundError: the repository or revision does not exist, or contains no supported model. PermissionError: the
     repository is gated, or the token is rejected. ValueError: an index is corrupt. ConnectionError: no connection.
@@ -150,7 +152,7 @@ def plan_download(
     check_repository(repository)
     check_revision(revision)
     url = f"{client().constants.ENDPOINT}/api/models/{repository}/revision/{quote(revision, safe='')}"
-    with translate_errors(repository, revision, hint=lambda: _spelling_hint(repository)):
+    with translate_errors(repository, revision, hint=lambda: _spelling_hint(repository) if suggest else ""):
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
         answer = json.loads(body)

@@ -58,13 +58,16 @@ if TYPE_CHECKING:
                    "[default: no limit]")  # fmt: skip
 @click.option("--keep-alive", type=Duration(), default="5m", show_default=True,
               help="Time until an idle model of the cache is unloaded, such as 30s; -1: never.")  # fmt: skip
+@click.option("--ignore-unknown-fields", is_flag=True,
+              help="Ignore unknown fields of requests, which are otherwise rejected.")  # fmt: skip
 @click.option("--log", is_flag=True, help="Log each request on standard error: path, status and time.")
 @loading_options
 def serve(
     models: tuple[str, ...], host: str, port: int, api_key: str | None, allow_origin: tuple[str, ...],
     max_requests: int, context: int | None, queue: int, timeout: float, prefix_cache: int, cache_dir: str | None,
     cache_size: int, adapters: tuple[str, ...], aliases: tuple[str, ...], cached: bool, allow_pull: bool,
-    max_models: int | None, max_memory: int | None, keep_alive: float | None, log: bool, loading: dict[str, Any],
+    max_models: int | None, max_memory: int | None, keep_alive: float | None, ignore_unknown_fields: bool,
+    log: bool, loading: dict[str, Any],
 ) -> None:  # fmt: skip
     r"""Serve MODELs over HTTP, for programs and for a web browser.
 
@@ -104,6 +107,7 @@ def serve(
     from minhub_py.serve.server import Server, is_local
 
     named = parse_adapters(adapters, models)
+    parsed = parse_aliases(aliases, models, named)
 
     def load(identifier: str, adapters: Mapping[str, str]) -> "list[ServedModel]":
         model, tokenizer, template = load_served(identifier, loading, adapters)
@@ -117,12 +121,16 @@ def serve(
         [served] = load(identifier, {})
         return served
 
+    sources = (lambda: sources_in_cache(load_one)) if cached else dict
+    if not allow_pull:  # which can add models later
+        check_aliases(parsed, (*map(name_of, models), *named, *sources()))
     catalog = Models(
-        cached=(lambda: sources_in_cache(load_one)) if cached else dict, max_models=max_models or max(3, len(models)),
-        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=dict(map(parse_alias, aliases)),
+        cached=sources, max_models=max_models or max(3, len(models)),
+        max_memory=max_memory, keep_alive=keep_alive, timeout=timeout, aliases=parsed,
     )  # fmt: skip
     server = Server(
-        catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull
+        catalog, key=api_key, local=is_local(host), origins=allow_origin, log=log, allow_pull=allow_pull,
+        ignore_unknown_fields=ignore_unknown_fields,
     )  # fmt: skip
     run(server, models, lambda identifier: load(identifier, named), host, port)
 
@@ -137,12 +145,31 @@ def check_host(host: str, key: str | None) -> None:
         )
 
 
-def parse_alias(text: str) -> tuple[str, str]:
-    """The name and the model of an alias. UsageError: the text is not NAME=MODEL."""
-    name, _, model = text.partition("=")
-    if not name or not model:
-        raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
-    return name, model
+def parse_aliases(texts: Sequence[str], models: Sequence[str], adapters: Mapping[str, str]) -> dict[str, str]:
+    """The model of each alias by its name; a MODEL of the command can also be a path.
+
+    UsageError: a text is not NAME=MODEL, or a model has the same name.
+    """
+    names = [name_of(identifier) for identifier in models]
+    aliases: dict[str, str] = {}
+    for text in texts:
+        name, _, model = text.partition("=")
+        if not name or not model:
+            raise click.UsageError(f"--alias {text}: use NAME=MODEL, such as 'claude-*=qwen'.")
+        if name in (*names, *adapters, *aliases):
+            raise click.UsageError(f"--alias {text}: another model has the name {name}; choose another name.")
+        if model in [f"{base}+{adapter}" for base in names for adapter in adapters]:
+            model = model.rpartition("+")[2]
+        aliases[name] = model if model in (*names, *adapters) else name_of(model)
+    return aliases
+
+
+def check_aliases(aliases: Mapping[str, str], names: Sequence[str]) -> None:
+    """UsageError: the model of an alias is not served."""
+    for name, model in aliases.items():
+        if model not in names:
+            listed = ", ".join(names[:20])
+            raise click.UsageError(f"--alias {name}={model}: there is no model {model}; available are {listed}.")
 
 
 def parse_adapters(texts: Sequence[str], models: Sequence[str]) -> dict[str, str]:

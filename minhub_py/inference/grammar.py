@@ -10,7 +10,9 @@ Strings can have Unicode escapes, which models write that were trained on the ou
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -27,6 +29,7 @@ MAX_SCHEMA = 100_000  # characters
 MAX_STRING = 10_000  # characters of one string: a mask takes 30 ms instead of 4 ms with a constant of 100,000
 MAX_MULTIPLE = 10_000  # states of `multipleOf`: 1,000,000 take 12 s and 450 MB to compile
 MAX_STATES = 50_000  # of the lexer, 1 to 2 kB each
+MAX_GRAMMAR, MAX_RULES = 20_000, 500  # characters and rules of GBNF: 5,000 rules take 14 s to convert
 COMBINE = ("$ref", "allOf", "anyOf", "oneOf")  # keywords that can apply several `multipleOf` to one number
 
 
@@ -46,6 +49,55 @@ class AnyMatcher(Protocol):
 
     def accept(self, id: int) -> bool:
         """Advance by a token. Returns whether the sequence is complete."""
+
+
+class AnyGrammar(Protocol):
+    """Creates the state of a sequence."""
+
+    def matcher(self, prefix: Iterable[int] = ()) -> AnyMatcher:
+        """The state of a new sequence, after the token IDs of `prefix`."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The form of a text: a regular expression, one of several strings, or a grammar.
+
+    kind: for messages.    rule: a rule in llguidance's variant of Lark.
+    """
+
+    kind: str
+    rule: str
+
+    @classmethod
+    def regex(cls, text: str) -> "Pattern":
+        """A regular expression that matches the whole text."""
+        escaped = re.sub(r"\\(.)|/|\n", _escape_in_regex, text, flags=re.DOTALL)
+        return cls("regular expression", f"/{escaped}/")
+
+    @classmethod
+    def choice(cls, texts: Iterable[str]) -> "Pattern":
+        """One of several strings."""
+        return cls("choice", f"({' | '.join(map(json.dumps, texts))})")
+
+    @classmethod
+    def grammar(cls, text: str) -> "Pattern":
+        """A grammar in GBNF or in llguidance's variant of Lark. GrammarError: it is neither."""
+        require("json")
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        if len(text) > MAX_GRAMMAR or text.count("::=") > MAX_RULES:
+            raise GrammarError(f"a grammar can have at most {MAX_GRAMMAR:,} characters and {MAX_RULES} rules")
+        try:
+            lark = any_to_lark(text)
+        except Exception as error:  # the library's class is not public
+            raise GrammarError(f"invalid grammar: {brief_message(str(error))}") from error
+        return cls("grammar", f"%lark {{\n{lark}\n}}")
+
+
+def _escape_in_regex(match: "re.Match[str]") -> str:
+    """A slash, which ends a regular expression in Lark, or a line break in another notation."""
+    special = {"/": r"\x2f", "\n": r"\n"}
+    return special.get(match[1] or match[0], match[0])
 
 
 class Matcher:
@@ -70,7 +122,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._state.is_error():
-            raise GrammarError(f"the reply cannot continue by its JSON schema: {problem(self._state)}")
+            raise GrammarError(f"the reply cannot continue by its JSON schema or grammar: {problem(self._state)}")
 
 
 class Grammar:
@@ -109,12 +161,14 @@ class Vocabulary:
                 "2, Gemma), which this model does not have: use another model"
             ) from error
 
-    def grammar(self, schema: Mapping[str, Any] | None) -> Grammar:
-        """Compile a JSON schema. None allows any object.
+    def grammar(self, schema: Mapping[str, Any] | Pattern | None) -> Grammar:
+        """Compile a JSON schema, or the grammar of a pattern. None allows any object.
 
         Raises:
-            GrammarError: the schema is invalid, unsupported, too large or unsatisfiable.
+            GrammarError: the schema or pattern is invalid, unsupported, too large or unsatisfiable.
         """
+        if isinstance(schema, Pattern):
+            return self._compiled(self._new.grammar_from_lark(f"start: {schema.rule}"), schema.kind)
         try:
             text = schema_text({"type": "object"} if schema is None else schema)
             compiled = self._new.grammar_from_json_schema(json.dumps(prepared(json.loads(text))), overrides=OPTIONS)
@@ -130,13 +184,13 @@ class Vocabulary:
         """
         return self._compiled(self._new.grammar_from_lark(text))
 
-    def _compiled(self, grammar: Any) -> Grammar:
+    def _compiled(self, grammar: Any, kind: str = "JSON schema") -> Grammar:
         limits = self._limits(verbose_errors=False, max_lexer_states=MAX_STATES)
         state = self._new(self._tokens, grammar, log_level=0, limits=limits)
         if not state.is_error():
             state.compute_logit_bias()  # detects schemas that are unsatisfiable or too complex
         if state.is_error():
-            raise GrammarError(f"unsupported JSON schema: {problem(state)}")
+            raise GrammarError(f"unsupported {kind}: {problem(state, kind)}")
         return Grammar(state)
 
 
@@ -182,10 +236,14 @@ def multiple_of(schema: Mapping[str, Any]) -> Fraction | None:
     return Fraction(str(number))
 
 
-def problem(state: Any) -> str:
+def problem(state: Any, kind: str = "JSON schema") -> str:
     """Llguidance's error message, without the state of its parser."""
     message = state.get_error().partition("<non-verbose/>")[0]
-    return "no JSON text satisfies it" if message.startswith("NoExtension") else brief_message(message)
+    return (
+        f"no {'JSON text' if kind == 'JSON schema' else 'text'} satisfies it"
+        if message.startswith("NoExtension")
+        else brief_message(message)
+    )
 
 
 def brief_message(message: str) -> str:

@@ -6,13 +6,16 @@ Source: Anthropic's API reference and the types of its client. A reply is a list
 
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Delta
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.messages import (
     OMITTED,
     ChatInput,
@@ -49,7 +52,11 @@ async def messages(request: HTTPRequest) -> Response:
     if requested is None:
         raise invalid("max_tokens is missing: add the maximum number of tokens", "max_tokens")
     stops, settings = fields.strings("stop_sequences", MAX_STOP_SEQUENCES), parse_settings(fields, served)
-    settings["stops"] = (*stops, *served.template.stops)
+    rules = settings["stop_rules"]
+    settings["stop_rules"] = replace(rules, stops=(*stops, *rules.stops))
+    stream = fields.boolean("stream")
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.MESSAGES)
     generation, ids = await start_reply(served, chat, requested, settings, name="output_config.format")
     message_id = f"msg_{secrets.token_hex(12)}"
 
@@ -91,13 +98,16 @@ async def messages(request: HTTPRequest) -> Response:
         yield event("message_delta", delta=ending(blocks), usage=usage(generation.generated_tokens))
         yield event("message_stop")
 
-    return await respond(request, generation, complete, events if fields.boolean("stream") else None)
+    return await respond(request, generation, complete, events if stream else None)
 
 
 async def count_tokens(request: HTTPRequest) -> Response:
     """POST /v1/messages/count_tokens."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    ids = await encode_input(served, parse_input(fields, served))
+    chat = parse_input(fields, served)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.PROMPT)
+    ids = await encode_input(served, chat)
     return JSONResponse({"input_tokens": len(ids)})
 
 
@@ -122,8 +132,8 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     value = None if kind is None else choice.values if kind == "tool" else CHOICES[kind]
     choose_tools(chat, value, not choice.boolean("disable_parallel_tool_use"))
     output = fields.object("output_config")
-    form = output if output.get("format") is not None else Fields({"format": fields.get("output_format")})
-    chat.schema = parse_schema(form, "format")
+    current, previous = parse_schema(output, "format"), parse_schema(fields, "output_format")
+    chat.schema = current or previous
     set_effort(chat, served, output.get("effort"), "output_config.effort")
     thinking = fields.object("thinking").string("type")
     if thinking is not None:

@@ -16,9 +16,12 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, Router
 
 from minhub_py.serve import anthropic, completions, embeddings, management, ollama, openai, responses, tokenization
+from minhub_py.serve.forms import parse_form
+from minhub_py.serve.known_fields import OUTPUT, PROMPT, reject_unsupported
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import PAGE, PAGE_FILES, Server, format_error, is_anthropic, is_ollama, server_of
+from minhub_py.serve.settings import parse_settings
 from minhub_py.serve.validation import RequestError
 from minhub_py.system.console import note
 from minhub_py.system.printable import printable
@@ -44,7 +47,7 @@ class Middleware:
         request, start, status = HTTPRequest(scope, receive), time.monotonic(), 500
         origin = request.headers.get("origin", "")
         allowed = origin != "" and origin in self.server.origins
-        started = False
+        started, request_id = False, f"req_{secrets.token_hex(12)}"
 
         async def send_with_headers(message: Any) -> None:
             nonlocal status, started
@@ -52,8 +55,8 @@ class Middleware:
                 status, started = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
-                if is_anthropic(scope["path"]):
-                    headers["request-id"] = f"req_{secrets.token_hex(12)}"
+                # Clients show it in errors: Anthropic's reads the first name, OpenAI's the second.
+                headers["request-id" if is_anthropic(scope["path"]) else "x-request-id"] = request_id
                 if allowed:
                     headers["Access-Control-Allow-Origin"] = origin
                     headers["Vary"] = "Origin"
@@ -82,7 +85,7 @@ class Middleware:
             self.server.release_models(scope)
             self.server.count(request, status)
             if self.server.log:
-                note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s")
+                note(f"{scope['method']} {scope['path']} {status} {time.monotonic() - start:.2f} s {request_id}")
 
     async def _send_error(self, request: HTTPRequest, error: RequestError, send: Any, started: bool) -> None:
         if started:  # closes the connection: the client must not take a partial response for a complete one
@@ -158,7 +161,14 @@ async def metrics(request: HTTPRequest) -> Response:
 async def apply_template(request: HTTPRequest) -> Response:
     """POST /apply-template: the prompt of `messages`."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    ids = await encode_input(served, parse_chat(fields, served))
+    chat = parse_chat(fields, served)
+    openai.choose(chat, fields)
+    parse_settings(fields, served)
+    parse_form(fields)
+    fields.read.update(PROMPT)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish()
+    ids = await encode_input(served, chat)
     return JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
 
 

@@ -119,10 +119,15 @@ class Models:
         """Add a loaded model. source: loads it again after a limit has unloaded it."""
         self.entries[served.name] = Entry(served.name, source, served=served, memory=served.memory)
 
-    async def available(self) -> list[Entry]:
-        """All models, including those in the cache that have not been loaded yet."""
+    async def available(self) -> list[tuple[str, Entry]]:
+        """All models and aliases by name, including models in the cache that have not been loaded yet."""
         await self._discover()
-        return list(self.entries.values())
+        return self._listed()
+
+    def _listed(self) -> list[tuple[str, Entry]]:
+        """Names and their models, without patterns and without aliases of models that are not in the cache."""
+        aliases = ((alias, self._named(model)) for alias, model in self.aliases.items() if not is_pattern(alias))
+        return [*self.entries.items(), *((alias, entry) for alias, entry in aliases if entry is not None)]
 
     async def find(self, name: str | None, task: Task | None = None) -> Entry:
         """The model with this name, see `ServedModel.names`; it need not be loaded.
@@ -142,20 +147,28 @@ class Models:
             if len(name) > MAX_NAME:
                 raise RequestError(404, f"unknown model: a name has at most {MAX_NAME:,} characters", "model_not_found",
                                    "model")  # fmt: skip
-            entry = self._named(name) or await self._named_in_cache(name)
+            entry = self._named(self.target(name)) or await self._named_in_cache(name)
         check_task(entry, task)
         return entry
 
+    def target(self, name: str) -> str:
+        """The model of an alias without a pattern; other names are returned."""
+        return self.aliases.get(name) or self.aliases.get(name.removesuffix(":latest")) or name
+
+    def _matching(self, name: str) -> Entry | None:
+        """The model of an alias with a pattern."""
+        return next((self._named(model) for alias, model in self.aliases.items() if fnmatchcase(name, alias)), None)
+
     def _named(self, name: str) -> Entry | None:
-        name = next((model for alias, model in self.aliases.items() if fnmatchcase(name, alias)), name)
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(":latest"))
         loaded = [other for other in self.entries.values() if other.served is not None and name in other.served.names]
         return entry or next(iter(loaded), None)
 
     async def _named_in_cache(self, name: str) -> Entry:
+        """The same after an update. Names of models precede aliases with patterns."""
         await self._discover()
-        if (entry := self._named(name)) is None:
-            names = list(self.entries)
+        if (entry := self._named(self.target(name)) or self._matching(name)) is None:
+            names = [listed for listed, _ in self._listed()]
             listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
             other = self.entries.get(name.rpartition("+")[2]) if "+" in name else None
             served = None if other is None else other.served
@@ -318,6 +331,11 @@ class Models:
             self._cancel_timer(entry)
             if entry.loading is not None:
                 entry.loading.cancel()
+
+
+def is_pattern(alias: str) -> bool:
+    """Whether an alias is a pattern, which applies to several names."""
+    return any(char in alias for char in "*?[")
 
 
 def check_task(entry: Entry, task: Task | None) -> None:

@@ -9,16 +9,23 @@ from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
+from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.inference.sampling import Sampling
+from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Token, token_text
+from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.inputs import parse_items, resolved
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.openai import DONE, MAX_CHOICES, MAX_TOP_LOGPROBS, head_of, usage
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
+from minhub_py.serve.settings import limited, parse_max_tokens, parse_settings, parse_stream, parse_truncation
 from minhub_py.serve.streaming import respond, sse
-from minhub_py.serve.validation import Fields, check_string, finite, invalid
+from minhub_py.serve.validation import Fields, finite, invalid
 
 Part = tuple[int, str, list[Token], str | None]  # index of the choice, text, tokens, finish reason
 
@@ -58,21 +65,37 @@ async def completions(request: HTTPRequest) -> Response:
 
 async def parse_completion(served: ServedModel, fields: Fields) -> "Completion":
     """The completion that a request describes."""
-    fields.reject("suffix")
-    inputs = parse_prompts(served, fields.get("prompt"))
+    value = fields.get("prompt")
+    items = parse_items("" if value is None else value, "prompt")
     settings = parse_settings(fields, served, chat=False, defaults=asdict(Sampling()))  # as the OpenAI API specifies
-    schema = parse_schema(fields, "response_format")
-    settings["grammar"] = None if schema is None else await served.grammar(schema, "response_format.schema")
+    form, name = parse_form(fields)
+    rules = settings["stop_rules"]
+    settings["stop_rules"] = replace(rules, skip_special=fields.boolean("skip_special_tokens", True))
     top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
     fields.reject("best_of", harmless=(count,))
-    check_prompts(served, len(inputs), count)
-    echo, max_tokens = fields.boolean("echo"), fields.integer("max_tokens", 0, 2**31, 16) or 0
+    check_prompts(served, len(items), count)
+    echo, special = fields.boolean("echo"), fields.boolean("add_special_tokens", True)
+    max_tokens = 0 if fields.get("max_tokens") == 0 else parse_max_tokens(fields, "max_tokens")
+    if max_tokens is None:
+        max_tokens = 2**31 if fields.get("n_predict") == -1 else 16
+    truncation = parse_truncation(fields)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.COMPLETION)
     if max_tokens == 0 and not echo:
         raise invalid("max_tokens must be 1 or more, unless echo is true", "max_tokens")
     if echo and served.model.encoder_decoder:
         raise invalid("echo is not supported for encoder-decoder models: remove it", "echo")
-    prompts = [await served.encode(prompt) if isinstance(prompt, str) else prompt for prompt in inputs]
+    settings = limited(settings, None if form is None else await served.grammar(form, name), max(max_tokens, 1))
+    prompts = []
+    for item in items:
+        prompt = await resolved(served, item, "prompt")
+        if isinstance(prompt, str):
+            ids = await served.encode(prompt, special=special, truncation=truncation, reply=max_tokens)
+        else:
+            ids = served.truncated(prompt, truncation, max_tokens)
+            served.check_length(ids)
+        prompts.append(ids)
     return Completion(served, prompts, count, max_tokens, echo, top, settings)
 
 
@@ -96,6 +119,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         self.generation = Generation(self.served)
+        self.echoes = [self.served.tokenizer.decode(ids) if self.echo else "" for ids in self.prompts]
         settings = self.settings | {"logprobs": self.top is not None, "top": self.top or 0}
         for ids in self.prompts if self.max_tokens else ():
             max_new_tokens = self.served.max_new_tokens(ids, self.max_tokens)
@@ -116,8 +140,10 @@ class Completion:
         held: dict[int, list[Part]] = {number: [] for number in scores}
         async for index, delta in self.generation.deltas():
             if (scored := self.scored.get(index)) is None:
-                part = (index, delta.text, self._shown(delta.tokens), delta.end)
-                if (waiting := held.get(index // self.count)) is None:
+                number = index // self.count
+                tokens = [replace(token, offset=token.offset + len(self.echoes[number])) for token in delta.tokens]
+                part = (index, delta.text, self._shown(tokens), delta.end)
+                if (waiting := held.get(number)) is None:
                     yield part
                 else:
                     waiting.append(part)
@@ -133,9 +159,11 @@ class Completion:
             return
         ids, tokenizer = self.prompts[number], self.served.tokenizer
         first = Token(ids[0], token_text(tokenizer, ids[0]), None, ())
-        tokens = [] if self.top is None else [first, *scores]
+        length = len(DecodeStream(skip_special_tokens=True).step(tokenizer, ids[0]) or "")
+        following = [replace(token, offset=token.offset + length) for token in scores]
+        tokens = [] if self.top is None else [first, *following]
         for index in range(number * self.count, (number + 1) * self.count):
-            yield index, tokenizer.decode(ids), tokens, None if self.max_tokens else "length"
+            yield index, self.echoes[number], tokens, None if self.max_tokens else "length"
 
     def _shown(self, tokens: Sequence[Token]) -> list[Token]:
         """New tokens whose log-probabilities a response contains."""
@@ -146,23 +174,8 @@ class Completion:
 
     def choice(self, index: int, text: str, tokens: Sequence[Token], end: str | None) -> dict[str, Any]:
         """A choice, or a part of it, in the format of the API."""
-        logprobs = None if self.top is None else completion_logprobs(tokens, self.top)
+        logprobs = None if self.top is None else completion_logprobs(self.served.tokenizer, tokens, self.top)
         return {"index": index, "text": text, "finish_reason": end, "logprobs": logprobs}
-
-
-def parse_prompts(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Prompts: a string, a list of token IDs, or a list of either."""
-    if value is None:
-        value = ""
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise invalid("prompt must be a string, a list of token IDs, or a list of either, not empty", "prompt")
-    if type(values[0]) is int:
-        return [served.check_ids(values)]
-    check_prompts(served, len(values), 1)
-    if any(value == [] for value in values):
-        raise invalid("a prompt must have at least one token ID", "prompt")
-    return [served.check_ids(value) if isinstance(value, list) else check_string(value, "prompt") for value in values]
 
 
 def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
@@ -172,18 +185,20 @@ def check_prompts(served: ServedModel, prompts: int, choices: int) -> None:
         raise invalid(f"{prompts:,} prompts with n={choices} are too many: at most {maximum} in total", "prompt")
 
 
-def completion_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], top: int) -> dict[str, Any]:
     """Log-probabilities in the format of completions. The first token of an echoed prompt has none."""
-    offsets, offset = [], 0
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
+
+    def label(id: int, text: str) -> str:
+        return token_label(token_bytes(tokenizer, id, text))
+
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [label(token.id, token.text) for token in tokens],
         "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
         "top_logprobs": [
-            None if token.logprob is None else {text: finite(logprob) for _, text, logprob in reversed(token.top[:top])}
+            None
+            if token.logprob is None
+            else {label(id, text): finite(logprob) for id, text, logprob in reversed(token.top[:top])}
             for token in tokens
         ],
-        "text_offset": offsets,
+        "text_offset": [token.offset for token in tokens],
     }

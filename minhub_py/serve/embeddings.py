@@ -23,8 +23,10 @@ from minhub_py.analysis.embeddings import embed, prompt_of, truncated_inputs, tr
 from minhub_py.analysis.encoders import Input, finished, inputs_of, pooled
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.serve import known_fields
 from minhub_py.serve.encoder_engine import EncoderRequest
 from minhub_py.serve.engine_thread import Failure
+from minhub_py.serve.inputs import parse_items, resolved
 from minhub_py.serve.models import ServedModel, failed
 from minhub_py.serve.server import server_of
 from minhub_py.serve.streaming import DisconnectedError, respond_with_lists, until_disconnect
@@ -40,14 +42,19 @@ async def embeddings(request: HTTPRequest) -> Response:
     """POST /v1/embeddings. Embeddings have length 1 unless `normalize` is false; `prompt_name` is TEI's."""
     served, fields = await server_of(request).read_with_model(request, "embedding")
     fields.reject("truncate_prompt_tokens", "truncate")
-    texts = parse_input(served, fields.get("input"))
+    items = parse_items(fields.get("input"), "input")
+    check_count(items, "input")
     encoding = fields.string("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise invalid(f"encoding_format must be float or base64, not {encoding!r}", "encoding_format")
     dimensions = fields.integer("dimensions", 1, 2**31)
     name, normalize = fields.string("prompt_name"), fields.boolean("normalize", True)
+    fields.reject("add_special_tokens", harmless=(True,), empty=False)
+    fields.finish(known_fields.EMBEDDING)
 
     async def work() -> Response:
+        paths = ["input"] if len(items) == 1 else [f"input[{index}]" for index in range(len(items))]
+        texts = [await resolved(served, item, path) for item, path in zip(items, paths, strict=True)]
         inputs = await encode_texts(served, texts, name)
         vectors = await embed_inputs(served, inputs, dimensions, normalize)
         if dimensions is not None and len(vectors[0]) < dimensions:
@@ -61,31 +68,6 @@ async def embeddings(request: HTTPRequest) -> Response:
         return await respond_with_lists(request, {"data": data}, fields, cost=len(vectors[0]))
 
     return await unless_disconnected(request, work())
-
-
-def parse_input(served: ServedModel, value: Any) -> list[str | list[int]]:
-    """Texts: a string, a list of token IDs, or a list of either. None is empty."""
-    if value in (None, "", []):
-        raise invalid("input must be a non-empty string, a list of token IDs, or a list of either", "input")
-    values = [value] if isinstance(value, str) or (isinstance(value, list) and type(value[0]) is int) else value
-    if not isinstance(values, list):
-        raise invalid(f"input must be a string or a list, not {type(value).__name__}", "input")
-    check_count(values, "input")
-    texts: list[str | list[int]] = []
-    for index, text in enumerate(values):
-        name = "input" if values is not value else f"input[{index}]"
-        if text in ("", []):
-            raise invalid(f"{name} must not be empty", name)
-        texts.append(parse_ids(served, text, name) if isinstance(text, list) else check_string(text, name))
-    return texts
-
-
-def parse_ids(served: ServedModel, ids: list[Any], name: str) -> list[int]:
-    """Token IDs of a text."""
-    size = served.model.config.vocab_size
-    if not set(map(type, ids)) <= {int} or not 0 <= min(ids) <= max(ids) < size:
-        raise invalid(f"{name}: token IDs must be integers from 0 to {size - 1}", name)
-    return ids
 
 
 def check_count(values: Sequence[Any], name: str) -> None:
@@ -273,6 +255,7 @@ async def rerank(request: HTTPRequest) -> Response:
     raw = fields.boolean("raw_scores")
     count = fields.integer("top_n", 1, 2**31, len(documents)) or len(documents)
     with_text = fields.boolean("return_text") if tei else fields.boolean("return_documents", True)
+    finish_reranking(fields)
 
     async def work() -> Response:
         scores, tokens = await relevance(served, query, documents, name, raw)
@@ -298,6 +281,7 @@ async def cohere_rerank(request: HTTPRequest) -> Response:
     query, documents = parse_documents(fields, "documents")
     count = fields.integer("top_n", 1, 2**31, len(documents)) or len(documents)
     limit = fields.integer("max_tokens_per_doc", 1, 2**31)
+    finish_reranking(fields)
     if limit is not None and limit < served.engine.max_length:
         raise invalid(
             f"max_tokens_per_doc must be at least {served.engine.max_length}, the maximum length of {served.name}: "
@@ -311,6 +295,14 @@ async def cohere_rerank(request: HTTPRequest) -> Response:
         return await respond_json(served, lambda: {"id": secrets.token_hex(16), "results": results, "meta": meta})
 
     return await unless_disconnected(request, work())
+
+
+def finish_reranking(fields: Fields) -> None:
+    """Reject unknown fields of a request for reranking. Long texts are truncated on the right."""
+    fields.reject("truncate", harmless=(True,), empty=False)
+    fields.reject("truncation_direction", harmless=("Right", "right"))
+    fields.reject("rank_fields", "max_chunks_per_doc", "truncate_prompt_tokens")
+    fields.finish(known_fields.EMBEDDING)
 
 
 def parse_documents(fields: Fields, name: str) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ empty, and a new batch starts without cached prefixes.
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -17,13 +17,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.chat.reply_parser import ReplyEvent, ReplyParser
-from minhub_py.chat.tool_grammar import LazyGrammar
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.token_texts import token_texts
 from minhub_py.checkpoints.tokenizers.tokenizer import working
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.inference.grammar import Grammar
+from minhub_py.inference.grammar import AnyGrammar
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.prefixes import PrefixCache, identity_of_weights
 from minhub_py.inference.sampling import Sampling, StopCriteria
@@ -36,12 +35,18 @@ PREFILL_CHUNK = MAX_TOKENS
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token. logprob: in nats, before temperature.    top: (ID, text, logprob) of most likely tokens."""
+    """A generated token.
+
+    logprob: in nats, before temperature.
+    top: (ID, text, logprob) of most likely tokens.
+    offset: number of characters of the reply before this token.
+    """
 
     id: int
     text: str
     logprob: float | None
     top: tuple[tuple[int, str, float], ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,34 @@ class Delta:
         return "".join(event.text for event in self.events if event.kind == "content")
 
 
+@dataclass(frozen=True)
+class StopRules:
+    """The stop strings of a request, and the text of its end.
+
+    stops: stop strings.
+    include: those that are a part of the reply that they end.
+    minimum: number of tokens before stop strings apply.
+    silent_ids: token IDs that are not a part of the text if they end the reply.
+    skip_special: leave out special tokens. Parsed replies leave them out in any case.
+    """
+
+    stops: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    minimum: int = 0
+    silent_ids: frozenset[int] = frozenset()
+    skip_special: bool = True
+
+    def strings(self) -> StopStrings:
+        """The state of the stop strings in a new reply."""
+        return StopStrings(self.stops, include=self.include)
+
+
 @dataclass(eq=False)
 class Request:
     """A sequence to generate, or to score if it has `targets`.
 
     send: receives deltas in the engine's thread, the last with an `end`, or a Failure.
+    stop_rules: stop strings and the text of the end.
     targets: token IDs of a continuation to score.
     grammar: constrains the new tokens.
     parser: separates reasoning and tool calls from the text.
@@ -80,11 +108,11 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
-    stops: tuple[str, ...] = ()
+    stop_rules: StopRules = StopRules()
     targets: Sequence[int] = ()
     logprobs: bool = False
     top: int = 0
-    grammar: Grammar | LazyGrammar | None = None
+    grammar: AnyGrammar | None = None
     parser: ReplyParser | None = None
     deadline: float = float("inf")
     cancelled: bool = False
@@ -98,16 +126,24 @@ class Request:
 class Detokenizer:
     """Incremental decoding up to a stop string. A suffix that may begin a stop string is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, StopStrings(stops)
-        self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], rules: StopRules) -> None:
+        self.tokenizer, self.rules, self.stops = tokenizer, rules, rules.strings()
+        self.stream = DecodeStream(ids=list(prompt), skip_special_tokens=rules.skip_special)
         self.tokens: list[Token] = []
+        self.count = self.length = 0  # number of tokens and of decoded characters
 
     def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
         """The new text after a token; None if there is no new text yet."""
-        with working(self.tokenizer):
-            text = self.stops.add(self.stream.step(self.tokenizer, token.id) or "")
-        self.tokens.append(token)
+        self.stops.active = self.count >= self.rules.minimum
+        self.count += 1
+        text = ""
+        if end != "stop" or token.id not in self.rules.silent_ids:
+            with working(self.tokenizer):
+                text = self.stream.step(self.tokenizer, token.id) or ""
+        before, self.length = self.length, self.length + len(text)
+        # The text can begin with the rest of earlier tokens.
+        self.tokens.append(replace(token, offset=max(before, self.length - len(token.text))))
+        text = self.stops.add(text)
         if self.stops.stopped:
             end = "stop"
         elif end is not None:
@@ -121,14 +157,18 @@ class Detokenizer:
 class ParsingDetokenizer:
     """As `Detokenizer`, with the events of a parsed reply. Stop strings apply to its content."""
 
-    def __init__(self, parser: ReplyParser, stops: Sequence[str]) -> None:
-        self.parser, self.stops = parser, StopStrings(stops)
+    def __init__(self, parser: ReplyParser, rules: StopRules) -> None:
+        self.parser, self.rules, self.stops = parser, rules, rules.strings()
         self.tokens: list[Token] = []
+        self.count = 0  # number of tokens
 
     def add(self, token: Token, end: Literal["stop", "length"] | None) -> Delta | None:
         """The new parts after a token; None if there are no new parts yet."""
         events: list[ReplyEvent] = []
-        parsed = self.parser.add(token.id)
+        self.stops.active = self.count >= self.rules.minimum
+        self.count += 1
+        silent = end == "stop" and token.id in self.rules.silent_ids
+        parsed = [] if silent else self.parser.add(token.id)
         for event in parsed if end is None else [*parsed, *self.parser.close(cut=end == "length")]:
             text = event.text
             if event.kind == "content":
@@ -274,9 +314,9 @@ class Engine(EngineThread[Request]):
         if request.detokenizer is None:
             prompt = [] if self.model.encoder_decoder else request.ids
             if request.parser is not None:
-                request.detokenizer = ParsingDetokenizer(request.parser, request.stops)
+                request.detokenizer = ParsingDetokenizer(request.parser, request.stop_rules)
             else:
-                request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stops)
+                request.detokenizer = Detokenizer(self.tokenizer, prompt, request.stop_rules)
         return batch.admit(
             [*request.ids, *prefix],
             request.max_new_tokens - len(prefix),

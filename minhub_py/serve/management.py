@@ -4,24 +4,29 @@ Sources: Ollama's /api/pull and /api/delete; llama.cpp's /models/load, /models/u
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from reprlib import repr as brief
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from minhub_py.checkpoints import cache, hub, transfer
+from minhub_py.checkpoints.local import split_file
 from minhub_py.serve.catalog import in_daemon_thread
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.server import Server, server_of
 from minhub_py.serve.streaming import json_line
 from minhub_py.serve.validation import Fields, RequestError, invalid
+from minhub_py.system.console import note
 from minhub_py.system.printable import gist
 from minhub_py.system.version import __version__
 
 STEPS = 200  # maximum number of lines about a file
+PATH = re.compile(r"(?<![:/\w])[/~]/?[\w.]|\b[A-Za-z]:\\")  # an absolute path, but no repository and no URL
 
 
 class CancelledDownloadError(Exception):
@@ -32,7 +37,9 @@ async def load(request: HTTPRequest) -> Response:
     """POST /models/load: load a model, and wait until it is loaded."""
     server = server_of(request)
     fields = await server.read(request)
-    await server.model_for(request, name_in(fields))
+    name = name_in(fields)
+    fields.finish()
+    await server.model_for(request, name)
     return JSONResponse({"success": True})
 
 
@@ -40,7 +47,9 @@ async def unload(request: HTTPRequest) -> Response:
     """POST /models/unload: unload a model without unfinished requests."""
     server = server_of(request)
     fields = await server.read(request)
-    await server.models.unload(name_in(fields))
+    name = name_in(fields)
+    fields.finish()
+    await server.models.unload(name)
     return JSONResponse({"success": True})
 
 
@@ -75,20 +84,18 @@ async def slots(request: HTTPRequest) -> Response:
 async def described(request: HTTPRequest) -> ServedModel | None:
     """The model that `model` in the query names, or the first loaded model; None if no model is loaded.
 
-    As in llama.cpp's router, a request that names a model loads it, unless `autoload` in the query is false. Requests
-    for a loaded model do not delay its unloading: programs send them regularly.
+    A web page can send GET requests without permission, so they do not load a model. They do not delay its unloading
+    either: programs send them regularly.
 
-    RequestError: the name is unknown, or the model cannot be loaded or is not loaded with `autoload=false`.
+    RequestError: the name is unknown, or the model is not loaded.
     """
     server, name = server_of(request), request.query_params.get("model")
     if not name:
         return next(iter(server.models.all), None)
     entry = await server.models.find(name)
-    if entry.served is not None:
-        return entry.served
-    if request.query_params.get("autoload", "true") not in ("true", "1"):
+    if entry.served is None:
         raise invalid(f"{entry.name} is not loaded: load it with POST /models/load", "model", "model_not_loaded")
-    return await server.model_for(request, name)
+    return entry.served
 
 
 async def pull(request: HTTPRequest) -> Response:
@@ -96,9 +103,10 @@ async def pull(request: HTTPRequest) -> Response:
     server = server_of(request)
     fields = await server.read(request)
     check_pull(server)
-    name = name_in(fields).removesuffix(":latest")
-    download = Download(name)
-    if fields.boolean("stream", True):
+    name = repository_in(fields, server)
+    download, stream = Download(name), fields.boolean("stream", True)
+    fields.finish(("insecure", "password", "username"))
+    if stream:
         return StreamingResponse(download.lines(), media_type="application/x-ndjson")
     [*_, last] = [event async for event in download.events()]
     if "error" in last:
@@ -111,7 +119,8 @@ async def delete(request: HTTPRequest) -> Response:
     server = server_of(request)
     fields = await server.read(request)
     check_pull(server)
-    name = name_in(fields).removesuffix(":latest")
+    name = repository_in(fields, server)
+    fields.finish()
     with suppress(RequestError):  # a model that is in the cache, but that the server cannot load
         await server.models.find(name)
         await server.models.unload(name)
@@ -119,20 +128,45 @@ async def delete(request: HTTPRequest) -> Response:
     if entry is not None and entry.state in ("loading", "loaded"):
         raise RequestError(409, f"{name} is in use: try again later", "busy", "model")
     try:
-        await asyncio.to_thread(lambda: cache.delete(cache.plan_deletion(name)))
+        await asyncio.to_thread(lambda: cache.delete(cache.plan_deletion(name, suggest=False)))
     except FileNotFoundError as error:
-        raise RequestError(404, str(error), "model_not_found", "model") from error
+        raise RequestError(404, public_message(error), "model_not_found", "model") from error
     except ValueError as error:
-        raise invalid(str(error), "model") from error
+        raise invalid(public_message(error), "model") from error
+    except OSError as error:
+        raise RequestError(500, public_message(error), "delete_failed", "model") from error
     return Response(status_code=200)
 
 
 def name_in(fields: Fields) -> str:
     """The name of the model. RequestError: it is missing."""
-    name = fields.string("model") or fields.string("name")
+    name, other = fields.string("model"), fields.string("name")  # clients send one of them or both
+    name = name or other
     if not name:
         raise invalid("model is missing: add the name of a model", "model")
     return name
+
+
+def repository_in(fields: Fields, server: Server) -> str:
+    """The repository, or the GGUF file of one, that a request names. RequestError: it is a path or an invalid name."""
+    name = server.models.target(name_in(fields).removesuffix(":latest"))
+    try:
+        repository, _ = split_file(name)
+        transfer.client().utils.validate_repo_id(repository)
+    except ValueError as error:
+        raise invalid(
+            f"model must be a repository on the Hub, owner/name or owner/name:file.gguf, not {brief(name)}", "model"
+        ) from error
+    return name
+
+
+def public_message(error: Exception) -> str:
+    """The message of an error for clients, who must not see paths of this machine."""
+    message = gist(error)
+    if not PATH.search(message):
+        return message
+    note(f"Note: {message}")
+    return f"the cache cannot be used ({type(error).__name__}): the server's output has the reason"
 
 
 def check_pull(server: Server) -> None:
@@ -186,11 +220,11 @@ class Download:
         transfer.listener.set(report)
         try:
             send({"status": "pulling manifest"})
-            hub.download(hub.plan_download(self.name), progress=True)
+            hub.download(hub.plan_download(self.name, suggest=False), progress=True)
             send({"status": "success"})
         except CancelledDownloadError:
             pass
         except (OSError, ValueError) as error:
-            send({"error": gist(error)})
+            send({"error": public_message(error)})
         finally:
             send(None)

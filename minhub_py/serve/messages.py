@@ -13,9 +13,10 @@ from minhub_py.chat.content import text_part
 from minhub_py.chat.reply_form import ReplyForm, end_of_prompt
 from minhub_py.chat.templates import REASONING_FIELDS
 from minhub_py.chat.tools import schemas_of, strict_names
+from minhub_py.inference.grammar import Pattern
 from minhub_py.serve.generation import Generation
 from minhub_py.serve.models import ServedModel
-from minhub_py.serve.settings import parse_variables
+from minhub_py.serve.settings import check_variables, limited, parse_truncation, parse_variables
 from minhub_py.serve.validation import Fields, check_string, invalid
 
 MAX_TOOLS, MAX_TOOL_NAME = 1024, 256
@@ -32,7 +33,9 @@ class ChatInput:
     choice: "none", "auto" or "required".
     parallel: whether the reply can have several calls.
     variables: variables of the chat template.
-    schema: JSON schema of the reply's text.
+    schema: JSON schema or pattern of the reply's text.
+    separate_reasoning: whether reasoning is separated from the text.
+    truncation: result of `parse_truncation`.
     """
 
     messages: list[dict[str, Any]]
@@ -41,8 +44,9 @@ class ChatInput:
     choice: Literal["none", "auto", "required"] = "none"
     parallel: bool = True
     variables: dict[str, Any] = field(default_factory=dict)
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | Pattern | None = None
     separate_reasoning: bool = True
+    truncation: int | None = None
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -59,15 +63,35 @@ class ChatInput:
 def parse_chat(fields: Fields, served: ServedModel) -> ChatInput:
     """The conversation of a request of the OpenAI API, without its tool choice."""
     chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
-    chat.variables = parse_variables(fields)
+    chat.variables = parse_variables(fields) | parse_prompt_variables(fields, served)
+    chat.truncation = parse_truncation(fields)
+    fields.reject("add_special_tokens")  # they are the chat template's
     set_effort(chat, served, fields.get("reasoning_effort"))
     return chat
 
 
-async def encode_input(served: ServedModel, chat: ChatInput) -> list[int]:
-    """The token IDs of the prompt."""
+def parse_prompt_variables(fields: Fields, served: ServedModel) -> dict[str, Any]:
+    """The variables of the chat template that have their own fields."""
+    generation, continued = fields.boolean("add_generation_prompt", True), fields.boolean("continue_final_message")
+    if continued and fields.get("add_generation_prompt") is True:
+        raise invalid("add_generation_prompt and continue_final_message contradict each other: remove one",
+                      "add_generation_prompt")  # fmt: skip
+    variables: dict[str, Any] = {"add_generation_prompt": generation, "continue_final_message": continued}
+    documents = fields.get("documents")
+    if not documents:
+        return variables
+    if not isinstance(documents, list) or not all(isinstance(document, Mapping) for document in documents):
+        raise invalid("documents must be a list of objects, such as {title, text}", "documents")
+    if not any("documents" in text for text in served.template.templates.values()):
+        raise invalid("the model's chat template does not use documents: add them to a message", "documents")
+    check_variables(documents, "documents")
+    return variables | {"documents": documents}
+
+
+async def encode_input(served: ServedModel, chat: ChatInput, max_tokens: int | None = None) -> list[int]:
+    """The token IDs of the prompt. max_tokens: requested length of the reply."""
     variables = chat.variables | ({"tools": chat.tools} if chat.tools else {})
-    return await served.encode_chat(chat.messages, variables)
+    return await served.encode_chat(chat.messages, variables, chat.truncation, max_tokens)
 
 
 async def start_reply(
@@ -78,16 +102,16 @@ async def start_reply(
 
     settings: result of `parse_settings`.    name: the field of the schema.
     """
-    ids = await encode_input(served, chat)
+    ids = await encode_input(served, chat, max_tokens)
     max_new_tokens = served.max_new_tokens(ids, max_tokens, "messages")
     form = ReplyForm(
         served.template.markup, end_of_prompt(served.tokenizer, ids), chat.schemas,
         chat.choice == "required", chat.parallel, chat.schema, chat.separate_reasoning, chat.strict,
     )  # fmt: skip
     grammar = await served.reply_grammar(form, max_new_tokens, name)
-    settings = settings | {"stop_ids": settings["stop_ids"] | form.end_ids, "grammar": grammar}
+    settings = limited(settings | {"stop_ids": settings["stop_ids"] | form.end_ids}, grammar, max_new_tokens)
     context = [] if served.model.encoder_decoder else ids
-    new_parser = (lambda: form.parser(context)) if form.is_parsed else None
+    new_parser = (lambda: form.parser(context)) if form.has_markup else None
     generation = Generation(served)
     generation.warnings = [] if grammar is None else grammar.warnings
     generation.add_choices(ids, max_new_tokens, count, new_parser=new_parser, **settings)

@@ -15,7 +15,7 @@ from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolError
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
-from minhub_py.inference.grammar import Grammar, Vocabulary
+from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
 from minhub_py.models.base import LanguageModel
@@ -172,9 +172,20 @@ class ServedModel:
         except ValueError as error:
             raise invalid(str(error), name) from error
 
-    async def encode(self, text: str) -> list[int]:
-        """The token IDs of a prompt. An empty one is the BOS token or the end token."""
-        ids = await self.tokenize(text, "prompt")
+    def truncated(self, ids: list[int], count: int | None, reply: int | None) -> list[int]:
+        """The last token IDs of a prompt. count: result of `parse_truncation`.    reply: requested number of tokens."""
+        if count == 0:
+            count = max(self.engine.max_length - (reply or 1), 1)
+        return ids if count is None else ids[-count:]
+
+    async def encode(
+        self, text: str, *, special: bool = True, truncation: int | None = None, reply: int | None = None
+    ) -> list[int]:
+        """The token IDs of a prompt. An empty one is the BOS token or the end token.
+
+        special: add special tokens, such as BOS.    truncation, reply: as in `truncated`.
+        """
+        ids = self.truncated(await self.tokenize(text, "prompt", add_special_tokens=special), truncation, reply)
         if not ids:
             candidates = [getattr(self.model.config, "bos_token_id", None), *sorted(self.end_ids)]
             ids = [id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size][:1]
@@ -184,9 +195,13 @@ class ServedModel:
         return ids
 
     async def encode_chat(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """The token IDs of a conversation. variables: further variables of the chat template."""
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None,
+        truncation: int | None = None, reply: int | None = None,
+    ) -> list[int]:  # fmt: skip
+        """The token IDs of a conversation.
+
+        variables: further variables of the chat template.    truncation, reply: as in `truncated`.
+        """
         self.check_characters(sum(len(text_of(message["content"])) for message in messages), "messages")
 
         def prompt() -> list[int]:
@@ -195,7 +210,7 @@ class ServedModel:
             return self.template.tokenize(text, release_gil=True)
 
         try:
-            ids = await self.texts.run(prompt)
+            ids = self.truncated(await self.texts.run(prompt), truncation, reply)
         except ValueError as error:
             raise invalid(str(error), "messages", "template") from error
         self.check_length(ids, "messages")
@@ -228,8 +243,8 @@ class ServedModel:
             field = "tools" if form.schema is None or isinstance(error, ToolError) else name
             raise invalid(str(error), field, "schema") from error
 
-    async def grammar(self, schema: Mapping[str, Any], name: str) -> Grammar:
-        """The grammar of a JSON schema."""
+    async def grammar(self, schema: Mapping[str, Any] | Pattern, name: str) -> Grammar:
+        """The grammar of a JSON schema or a pattern."""
         try:
             return await self.schemas.run(lambda: self.vocabulary.grammar(schema))
         except ValueError as error:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.defaults import PUBLISHED_FIELDS
 from minhub_py.inference.quantize import kind_of
+from minhub_py.serve import known_fields
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.embeddings import (
     check_count,
@@ -26,11 +27,13 @@ from minhub_py.serve.embeddings import (
 )
 from minhub_py.serve.engine import Delta
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
+from minhub_py.serve.management import name_in
 from minhub_py.serve.messages import ChatInput, choose_tools, parse_messages, parse_tools, set_effort, start_reply
 from minhub_py.serve.models import ServedModel, Task
 from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_settings
+from minhub_py.serve.settings import limited, parse_settings
 from minhub_py.serve.streaming import json_line, respond, respond_with_lists
 from minhub_py.serve.validation import Fields, check_string, invalid
 from minhub_py.system.duration import parse_duration
@@ -52,8 +55,8 @@ async def version(_: HTTPRequest) -> Response:
 
 async def tags(request: HTTPRequest) -> Response:
     """GET /api/tags."""
-    entries = await server_of(request).models.available()
-    return JSONResponse({"models": [describe(entry) for entry in entries]})
+    available = await server_of(request).models.available()
+    return JSONResponse({"models": [describe(entry, name) for name, entry in available]})
 
 
 async def running(request: HTTPRequest) -> Response:
@@ -65,7 +68,7 @@ async def running(request: HTTPRequest) -> Response:
         return timestamp(now + (NEVER if seconds is None or entry.source is None else timedelta(seconds=seconds)))
 
     return JSONResponse({"models": [
-        {**describe(entry), "expires_at": expires(entry), "size_vram": 0,
+        {**describe(entry, entry.name), "expires_at": expires(entry), "size_vram": 0,
          "context_length": entry.served.engine.max_length}
         for entry in server_of(request).models.entries.values() if entry.served is not None
     ]})  # fmt: skip
@@ -73,7 +76,8 @@ async def running(request: HTTPRequest) -> Response:
 
 async def show(request: HTTPRequest) -> Response:
     """POST /api/show."""
-    served, _ = await read(request)
+    served, fields = await read(request)
+    fields.finish(("options", "system", "template", "verbose"))
     architecture = architecture_of(served)
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {} if served.task != "completion" else served.sampling
@@ -97,9 +101,9 @@ def capabilities(served: ServedModel) -> list[str]:
     return ["completion", "tools", *(["thinking"] if served.template.markup.reasons else [])]
 
 
-def describe(entry: Entry) -> dict[str, Any]:
-    """The entry of a model in lists. Details are known if the model is loaded."""
-    name = entry.name if ":" in entry.name else f"{entry.name}:latest"
+def describe(entry: Entry, name: str) -> dict[str, Any]:
+    """The entry of a model, or of its alias `name`, in lists. Details are known if the model is loaded."""
+    name = name if ":" in name else f"{name}:latest"
     served = entry.served
     return {"name": name, "model": name, "size": entry.size, "digest": "",
             "modified_at": timestamp(datetime.fromtimestamp(0, timezone.utc)) if served is None else modified(served),
@@ -129,6 +133,7 @@ def timestamp(time: datetime) -> str:
 async def chat(request: HTTPRequest) -> Response:
     """POST /api/chat."""
     served, fields = await read(request, "completion")
+    reject_unsupported(fields, OUTPUT)
     if fields.get("messages") in (None, []):  # requests that load or unload a model
         return JSONResponse({**loaded(served, fields), "message": {"role": "assistant", "content": ""}})
     chat = ChatInput(parse_messages(fields.get("messages"), served.engine.max_length), parse_tools(fields.get("tools")))
@@ -155,7 +160,8 @@ async def chat(request: HTTPRequest) -> Response:
 async def generate(request: HTTPRequest) -> Response:
     """POST /api/generate. The prompt is a user message; with `raw`, or without a chat template, a text to continue."""
     served, fields = await read(request, "completion")
-    fields.reject("suffix", "images", "template", "context")
+    fields.reject("context", "height", "steps", "width")
+    reject_unsupported(fields, OUTPUT)
     prompt, system = fields.string("prompt") or "", fields.string("system") or ""
     if not prompt:
         return JSONResponse({**loaded(served, fields), "response": ""})
@@ -177,6 +183,7 @@ async def embed(request: HTTPRequest) -> Response:
     served, fields = await read(request, "embedding")
     texts = parse_texts(fields.get("input"))
     truncate, dimensions = fields.boolean("truncate", True), fields.integer("dimensions", 0, 2**31) or None
+    finish_embedding(fields)
 
     async def work() -> Response:
         inputs = await encode_texts(served, texts, truncate=truncate)
@@ -193,6 +200,7 @@ async def embeddings(request: HTTPRequest) -> Response:
     """POST /api/embeddings, the previous form: one text, without normalization."""
     served, fields = await read(request, "embedding")
     prompt = fields.string("prompt") or ""
+    finish_embedding(fields)
 
     async def work() -> Response:
         inputs = await encode_texts(served, [prompt] if prompt else [], truncate=True)
@@ -200,6 +208,12 @@ async def embeddings(request: HTTPRequest) -> Response:
         return await respond_json(served, lambda: {"embedding": numbers(vectors[0]) if vectors else []})
 
     return await unless_disconnected(request, work())
+
+
+def finish_embedding(fields: Fields) -> None:
+    """Reject unknown fields of a request for embeddings."""
+    fields.object("options").finish(known_fields.OLLAMA_OPTIONS)
+    fields.finish(known_fields.OLLAMA)
 
 
 def parse_texts(value: Any) -> list[str]:
@@ -215,9 +229,7 @@ async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedMo
     """The model and the body of a request, whose `keep_alive` it sets. task: as in `Models.find`."""
     server = server_of(request)
     fields = await server.read(request)
-    name = fields.string("model") or fields.string("name")
-    if not name:
-        raise invalid("model is missing: add the name of a model", "model")
+    name = name_in(fields)
     keep_alive = fields.get("keep_alive")
     try:
         seconds = None if keep_alive is None else parse_duration(keep_alive)
@@ -244,14 +256,18 @@ async def start(served: ServedModel, fields: Fields, chat: ChatInput | str) -> t
     schema = {"type": "object"} if schema == "json" else schema
     requested = max(options.integer("num_predict", -2, 2**31) or 0, 0) or None  # as in Ollama, -1 and -2: no limit
     settings = parse_settings(options, served, chat=not isinstance(chat, str), penalty="repeat_penalty")
+    think = fields.get("think")
+    fields.boolean("stream")
+    fields.finish(known_fields.OLLAMA, options)
+    options.finish(known_fields.OLLAMA_OPTIONS)
     if isinstance(chat, ChatInput):
         chat.schema = schema
-        apply_think(chat, served, fields.get("think"))
+        apply_think(chat, served, think)
         return await start_reply(served, chat, requested, settings, name="format")
     ids = await served.encode(chat)
-    settings["grammar"] = None if schema is None else await served.grammar(schema, "format")
-    generation = Generation(served)
-    generation.add(ids, served.max_new_tokens(ids, requested), **settings)
+    grammar = None if schema is None else await served.grammar(schema, "format")
+    generation, max_new_tokens = Generation(served), served.max_new_tokens(ids, requested)
+    generation.add(ids, max_new_tokens, **limited(settings, grammar, max_new_tokens))
     return generation, ids
 
 

@@ -11,16 +11,21 @@ from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
+from tokenizers import Tokenizer
 
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
+from minhub_py.serve import known_fields
 from minhub_py.serve.catalog import Entry
 from minhub_py.serve.engine import Delta, Token
+from minhub_py.serve.forms import parse_form
 from minhub_py.serve.generation import Generation
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.messages import ChatInput, choose_tools, parse_chat, parse_tools, start_reply
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.replies import ParsedReply, collect_replies, new_call_id
 from minhub_py.serve.server import server_of
-from minhub_py.serve.settings import parse_schema, parse_settings, parse_stream
+from minhub_py.serve.settings import parse_max_tokens, parse_settings, parse_stream
 from minhub_py.serve.streaming import respond, sse
 from minhub_py.serve.validation import Fields, finite, invalid
 from minhub_py.system.version import __version__
@@ -34,7 +39,7 @@ DONE = b"data: [DONE]\n\n"
 async def models(request: HTTPRequest) -> Response:
     """GET /v1/models."""
     server = server_of(request)
-    data = [describe(entry) for entry in await server.models.available()]
+    data = [describe(entry, name) for name, entry in await server.models.available()]
     # The keys of IDs follow the Anthropic API, whose client uses the same path.
     return JSONResponse({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"] if data else None,
                          "last_id": data[-1]["id"] if data else None, "allow_pull": server.allow_pull})  # fmt: skip
@@ -42,23 +47,29 @@ async def models(request: HTTPRequest) -> Response:
 
 async def model(request: HTTPRequest) -> Response:
     """GET /v1/models/NAME."""
-    return JSONResponse(describe(await server_of(request).models.find(request.path_params["name"])))
+    models, name = server_of(request).models, request.path_params["name"]
+    entry = await models.find(name)
+    return JSONResponse(describe(entry, name if models.target(name) != name else entry.name))
 
 
-def describe(entry: Entry) -> dict[str, Any]:
-    """The entry of a model in lists. `status` and the first three fields of `meta` follow llama.cpp."""
+def describe(entry: Entry, name: str) -> dict[str, Any]:
+    """The entry of a model, or of its alias `name`, in lists.
+
+    `status` and the first three fields of `meta` follow llama.cpp; `root`, the model of an alias, and `parent` vLLM.
+    """
     status = {"value": entry.state, **({"failed": True} if entry.failed else {})}
     meta: dict[str, Any] = {"size": entry.size, "capabilities": [entry.task]}
     if (served := entry.served) is not None:
         meta |= {"n_ctx_train": served.model.config.context_length, "n_params": served.parameters}
         if entry.task == "completion":
             meta |= {"default_sampling": served.sampling, "note": served.template.note}
-    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}  # as in vLLM
+    parent = {"parent": served.parent} if served is not None and served.parent is not None else {}
+    root = {} if name == entry.name else {"root": entry.name}
     created = served.created if served else 0
     created_at = datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z")
-    return {"id": entry.name, "type": "model", "display_name": entry.name, "created_at": created_at,
+    return {"id": name, "type": "model", "display_name": name, "created_at": created_at,
             "object": "model", "created": created, "owned_by": "minhub",
-            **parent, "status": status, "meta": meta}  # fmt: skip
+            **root, **parent, "status": status, "meta": meta}  # fmt: skip
 
 
 # Chat completions
@@ -67,26 +78,27 @@ def describe(entry: Entry) -> dict[str, Any]:
 async def chat_completions(request: HTTPRequest) -> Response:
     """POST /v1/chat/completions."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    fields.reject("audio")
     chat = parse_chat(fields, served)
     legacy = choose(chat, fields)
     settings = parse_settings(fields, served)
-    chat.schema = parse_schema(fields, "response_format")
-    chat.variables |= {"continue_final_message": fields.boolean("continue_final_message")}
-    chat.separate_reasoning = fields.get("reasoning_format") != "none"
+    chat.schema, name = parse_form(fields)
+    chat.separate_reasoning = separates_reasoning(fields)
     logprobs = fields.boolean("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     if top and not logprobs:
         raise invalid("top_logprobs requires logprobs: set it to true", "top_logprobs")
     settings |= {"logprobs": logprobs, "top": top}
     count = fields.integer("n", 1, MAX_CHOICES, 1) or 1
-    requested = fields.integer("max_completion_tokens", 1, 2**31, fields.integer("max_tokens", 1, 2**31))
+    fields.reject("best_of", harmless=(count,))
+    requested = parse_max_tokens(fields, "max_completion_tokens", "max_tokens")
     stream, usage_chunk = parse_stream(fields)
-    generation, ids = await start_reply(served, chat, requested, settings, count)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.CHAT)
+    generation, ids = await start_reply(served, chat, requested, settings, count, name)
     stop_ids, head = generation.requests[0].stop_ids, head_of("chatcmpl", served)
 
     def logprobs_of(tokens: Sequence[Token]) -> dict[str, Any] | None:
-        return {"content": chat_logprobs(tokens, stop_ids), "refusal": None} if logprobs else None
+        return {"content": chat_logprobs(served.tokenizer, tokens, stop_ids), "refusal": None} if logprobs else None
 
     async def complete() -> dict[str, Any]:
         replies = await collect_replies(generation)
@@ -105,8 +117,6 @@ async def chat_completions(request: HTTPRequest) -> Response:
             logprobs = logprobs_of(tokens) if tokens or end else None
             return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": end}
 
-        for index in range(count):
-            yield chunk([part(index, {"role": "assistant", "content": ""})])
         writers = [DeltaWriter(legacy) for _ in range(count)]
         unfinished = count
         async for index, delta in generation.deltas():
@@ -129,12 +139,22 @@ def choose(chat: ChatInput, fields: Fields) -> bool:
     """Apply the tool choice of a request. Returns whether it has `functions`, the previous form of `tools`."""
     if chat.tools or fields.get("functions") is None:
         choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
+        fields.read |= {"functions", "function_call"}
         return False
     chat.tools = parse_tools(fields.get("functions"), "functions")
     choice = fields.get("function_call")
     choice = {"type": "function", **choice} if isinstance(choice, dict) else choice
     choose_tools(chat, choice, parallel=False, name="function_call")
+    fields.read |= {"tool_choice", "parallel_tool_calls"}
     return True
+
+
+def separates_reasoning(fields: Fields) -> bool:
+    """Whether reasoning is separated from the text. The field and its values are llama.cpp's."""
+    value = fields.string("reasoning_format", "auto")
+    if value not in ("none", "auto", "deepseek"):
+        raise invalid(f"reasoning_format must be none, auto or deepseek, not {value!r}", "reasoning_format")
+    return value != "none"
 
 
 def finish_reason(end: str, calls: bool, legacy: bool) -> str:
@@ -172,6 +192,7 @@ class DeltaWriter:
         self.legacy = legacy
         self.splitters = {"content": DeltaSplitter(), "reasoning": DeltaSplitter()}
         self.calls = 0
+        self.begun = False
         self.tokens: tuple[Token, ...] = ()  # not sent yet
 
     def add(self, delta: Delta) -> list[tuple[dict[str, Any], tuple[Token, ...]]]:
@@ -185,9 +206,14 @@ class DeltaWriter:
                 parts += [text_delta(event.kind, text) for text in self.splitters[event.kind].add(event.text)]
         if delta.end is not None:
             parts += self._remaining_text()
+        first = None
+        if not self.begun and (parts or delta.end is not None):
+            self.begun = True
+            is_call = bool(parts) and not parts[0].keys() & {"content", "reasoning"}
+            first = {"role": "assistant", "content": None if is_call else ""}
         sent = [(part, self.tokens if number == 0 else ()) for number, part in enumerate(parts)]
         self.tokens = () if parts else self.tokens
-        return sent
+        return sent if first is None else [(first, ()), *sent]
 
     def _remaining_text(self) -> list[dict[str, Any]]:
         return [text_delta(kind, text) for kind, splitter in self.splitters.items()
@@ -232,15 +258,18 @@ class DeltaSplitter:
         return parts
 
 
-def chat_logprobs(tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], stop_ids: frozenset[int]) -> list[dict[str, Any]]:
     """Log-probabilities in the format of chat completions, without the end token."""
 
-    def entry(text: str, logprob: float | None) -> dict[str, Any]:
-        # The bytes of an incomplete character are unknown.
-        return {"token": text, "logprob": finite(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+    def entry(id: int, text: str, logprob: float | None) -> dict[str, Any]:
+        data = token_bytes(tokenizer, id, text)
+        return {"token": token_label(data), "logprob": finite(logprob), "bytes": list(data)}
 
     return [
-        {**entry(token.text, token.logprob), "top_logprobs": [entry(text, logprob) for _, text, logprob in token.top]}
+        {
+            **entry(token.id, token.text, token.logprob),
+            "top_logprobs": [entry(*most_likely) for most_likely in token.top],
+        }
         for token in tokens
         if token.id not in stop_ids
     ]

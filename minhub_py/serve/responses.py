@@ -13,7 +13,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.chat.reply_parser import ReplyEvent
+from minhub_py.serve import known_fields
 from minhub_py.serve.engine import Delta
+from minhub_py.serve.known_fields import OUTPUT, reject_unsupported
 from minhub_py.serve.messages import (
     OMITTED,
     ChatInput,
@@ -39,7 +41,10 @@ Event = tuple[str, dict[str, Any]]
 async def input_tokens(request: HTTPRequest) -> Response:
     """POST /v1/responses/input_tokens: the number of tokens of the prompt."""
     served, fields = await server_of(request).read_with_model(request, "completion")
-    ids = await encode_input(served, parse_input(fields, served))
+    chat = parse_input(fields, served)
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.PROMPT)
+    ids = await encode_input(served, chat)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
@@ -50,6 +55,10 @@ async def responses(request: HTTPRequest) -> Response:
     settings = parse_settings(fields, served)
     requested = fields.integer("max_output_tokens", 1, 2**31)
     stream, _ = parse_stream(fields)
+    if "message.output_text.logprobs" in fields.strings("include", 20):
+        raise invalid("include has message.output_text.logprobs, which is not supported: remove it", "include")
+    reject_unsupported(fields, OUTPUT)
+    fields.finish(known_fields.RESPONSES)
     generation, ids = await start_reply(served, chat, requested, settings, name="text.format")
     response_id, created = f"resp_{secrets.token_hex(12)}", int(time.time())
 
@@ -97,7 +106,7 @@ async def responses(request: HTTPRequest) -> Response:
 
 def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
     """The conversation of a request."""
-    fields.reject("previous_response_id", "conversation", "prompt")
+    fields.reject("previous_response_id", "conversation", "prompt", "context_management")
     value = fields.get("input")
     values = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if isinstance(values, list):
@@ -107,8 +116,10 @@ def parse_input(fields: Fields, served: ServedModel) -> ChatInput:
         messages.insert(0, {"role": "system", "content": instructions})
     chat = ChatInput(messages, parse_tools(fields.get("tools")))
     choose_tools(chat, fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True))
-    chat.schema = parse_schema(fields.object("text"), "format")
-    set_effort(chat, served, fields.object("reasoning").get("effort"), "reasoning.effort")
+    text, reasoning = fields.object("text"), fields.object("reasoning")
+    chat.schema = parse_schema(text, "format")
+    reject_unsupported(text, OUTPUT)
+    set_effort(chat, served, reasoning.get("effort"), "reasoning.effort")
     return chat
 
 

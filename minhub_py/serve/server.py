@@ -2,13 +2,13 @@
 
 import asyncio
 import hmac
+import re
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HTTPRequest
@@ -21,6 +21,7 @@ from minhub_py.serve.validation import Fields, RequestError
 PAGE = Path(__file__).with_name("page")
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 PAGE_FILES = {path.name: MEDIA_TYPES[path.suffix] for path in sorted(PAGE.iterdir()) if path.suffix in MEDIA_TYPES}
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # a Host header
 ACQUIRED = "minhub.models"  # key of a request's scope
 PUBLIC_PATHS = ("/", "/health", "/v1/health", *(f"/page/{name}" for name in PAGE_FILES))  # paths without an API key
 
@@ -35,6 +36,7 @@ class Server:
     origins: origins of web pages that may call the server.
     max_body: maximum size of a request body in bytes.
     read_timeout: maximum time in seconds to receive a request's head, and its body.
+    ignore_unknown_fields: whether requests can have unknown fields.
     write_timeout: maximum time in seconds until a client reads a part of a response.
     log: log method, path, status and duration of requests on standard error, without their content.
     """
@@ -46,6 +48,7 @@ class Server:
     origins: Sequence[str] = ()
     max_body: int = 8 * 2**20
     read_timeout: float = 30.0
+    ignore_unknown_fields: bool = False
     write_timeout: float = 30.0
     log: bool = False
     turns: Turns = field(default_factory=Turns)  # of long computations in the event loop
@@ -57,7 +60,9 @@ class Server:
             body = await asyncio.wait_for(self._body(request), self.read_timeout)
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise RequestError(408, f"the body was not received within {self.read_timeout:g} seconds") from error
-        return await self.turns.run(Fields.parse(body))
+        fields: Fields = await self.turns.run(Fields.parse(body))
+        fields.ignore_unknown = self.ignore_unknown_fields
+        return fields
 
     async def read_with_model(self, request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:
         """The body of a request, and the model that it names. RequestError: as in `read` and `model_for`."""
@@ -91,14 +96,19 @@ class Server:
         return b"".join(chunks)
 
     def check_access(self, path: str, headers: Headers) -> None:
-        """RequestError: wrong Host header, a foreign origin, or an invalid API key."""
+        """RequestError: wrong Host header, a foreign origin or page, or an invalid API key."""
         host = headers.get("host", "")
         if self.local and not is_local(hostname(host)):
             raise RequestError(
                 403, "this server accepts requests to localhost only: use this name, or start it with --host", "host"
             )
         origin = headers.get("origin")
-        if origin is not None and origin not in self.origins and (not host or authority(origin) != host):
+        allowed = origin is not None and origin in self.origins
+        foreign = origin is not None and (not host or authority(origin) != host)
+        # Browsers send an image's request without its origin. A link to the page is allowed.
+        if path not in PUBLIC_PATHS and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            foreign = True
+        if foreign and not allowed:
             raise RequestError(403, "requests of other web pages are rejected: add --allow-origin", "origin")
         if self.key is None or path in PUBLIC_PATHS:
             return
@@ -157,20 +167,15 @@ def api_key(headers: Headers) -> str:
     return credentials.strip() if scheme.lower() == "bearer" else value
 
 
-def authority(origin: str) -> str | None:
-    """Host and port of an Origin header; None if it is malformed."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
+def authority(origin: str) -> str:
+    """Host and port of an Origin header, which has no path."""
+    return origin.partition("://")[2]
 
 
 def hostname(host: str) -> str:
-    """A Host header without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """A Host header without its port; "" if it is not a name or an address."""
+    match = HOST.fullmatch(host)
+    return "" if match is None else (match[1] or match[2]).lower()
 
 
 def is_local(host: str) -> bool:

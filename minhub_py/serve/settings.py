@@ -1,14 +1,23 @@
-"""Fields of requests that the APIs share: sampling, stop strings, response formats and variables of the template."""
+"""Fields of requests that the APIs share: sampling, stop strings, limits of tokens, and variables of the template.
+
+forms.py reads the form of a reply.
+"""
 
 import json
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from reprlib import repr as brief
 from typing import Any
 
-from minhub_py.inference.limits import MAX_STOPS, check_sampling, stop_strings
+from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.inference.grammar import AnyGrammar
+from minhub_py.inference.limits import MAX_STOP_LENGTH, MAX_STOPS, check_sampling, stop_strings
 from minhub_py.inference.sampling import Sampling
+from minhub_py.inference.token_limits import TokenLimits
+from minhub_py.serve.engine import StopRules
+from minhub_py.serve.known_fields import FIXED, SAMPLING, reject_unsupported
 from minhub_py.serve.models import ServedModel
 from minhub_py.serve.validation import Fields, invalid
 
@@ -25,22 +34,35 @@ def parse_settings(
     defaults: sampling settings for missing fields; by default the model's.
     penalty: the API's name of the repetition penalty.
     """
-    fields.reject("grammar", "json_schema", "structured_outputs", "guided_json")  # response formats of other servers
-    sampling = parse_sampling(fields, defaults or served.sampling, served.model.config.vocab_size, penalty)
+    size = served.model.config.vocab_size
+    sampling = parse_sampling(fields, defaults or served.sampling, size, penalty)
     ends = frozenset() if fields.boolean("ignore_eos") else served.end_ids
-    return {
-        "sampling": sampling, "seed": parse_seed(fields),
-        "stops": parse_stops(fields) + (served.template.stops if chat else ()),
-        "stop_ids": ends | (served.template.end_ids if chat else frozenset()),
+    stop_ids = frozenset(parse_ids(fields, "stop_token_ids", size) or ())
+    limits = parse_limits(fields, served)
+    settings = {
+        "sampling": sampling, "seed": parse_seed(fields), "limits": limits,
+        "stop_rules": parse_stop_rules(fields, served.template.stops if chat else (), stop_ids, limits.minimum),
+        "stop_ids": ends | stop_ids | (served.template.end_ids if chat else frozenset()),
     }  # fmt: skip
+    reject_unsupported(fields, SAMPLING, FIXED)
+    return settings
+
+
+def limited(settings: dict[str, Any], grammar: AnyGrammar | None, max_new_tokens: int) -> dict[str, Any]:
+    """Settings of `engine.Request` with a grammar and the limits of tokens. RequestError: they are contradictory."""
+    settings = dict(settings)
+    limits = replace(settings.pop("limits"), ends=settings["stop_ids"], grammar=grammar)
+    if limits.minimum > max_new_tokens:
+        raise invalid(
+            f"min_tokens is {limits.minimum}, but the reply has at most {max_new_tokens} tokens", "min_tokens"
+        )
+    return settings | {"grammar": limits if limits.restrict else grammar}
 
 
 def parse_sampling(
     fields: Fields, defaults: Mapping[str, Any], vocab_size: int, penalty: str = "repetition_penalty"
 ) -> Sampling:
     """Sampling settings with `defaults` for missing ones. `penalty` is the API's name of the repetition penalty."""
-    fields.reject("mirostat")
-    fields.reject("typical_p", "tfs_z", harmless=(1,))
     settings = dict(defaults)
     top_k = fields.integer("top_k", -1, 2**31)
     if top_k is not None:
@@ -53,6 +75,7 @@ def parse_sampling(
     for name in ("temperature", "repetition_penalty", "min_p", "presence_penalty", "frequency_penalty"):
         if (value := fields.number(names[name])) is not None:
             settings[name] = value
+    settings["repetition_penalty"] = parse_other_penalty(fields, penalty, settings["repetition_penalty"])
     settings["repetition_penalty"] = settings["repetition_penalty"] or 1.0  # 0 disables it in some clients
     for name, value in settings.items():
         try:
@@ -65,6 +88,62 @@ def parse_sampling(
     except ValueError as error:
         raise invalid(str(error), "logit_bias") from error
     return sampling
+
+
+def parse_other_penalty(fields: Fields, name: str, value: float) -> float:
+    """The repetition penalty, also with the name of another API. name, value: of this one.
+
+    It applies to the whole text.
+    """
+    if fields.get(name) is None:
+        other = "repeat_penalty" if name == "repetition_penalty" else "repetition_penalty"
+        value = fields.number(other) or value
+    details = ("repeat_last_n", "penalize_nl", "penalize_newline")
+    if value == 1:
+        fields.read.update(details)
+    else:
+        fields.reject(*details, harmless=(-1, True), empty=False)
+    return value
+
+
+def parse_ids(fields: Fields, name: str, size: int) -> list[int] | None:
+    """Token IDs of a vocabulary of this size; None if the field is missing."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < size for id in value):
+        raise invalid(f"{name} must be a list of token IDs from 0 to {size - 1}, not {brief(value)}", name)
+    return value
+
+
+def parse_limits(fields: Fields, served: ServedModel) -> TokenLimits:
+    """Allowed and banned tokens, and the minimum number of tokens."""
+    size = served.model.config.vocab_size
+    allowed = parse_ids(fields, "allowed_token_ids", size)
+    banned: list[tuple[int, ...]] = [(id,) for id in parse_ids(fields, "banned_tokens", size) or ()]
+    for word in fields.strings("bad_words", MAX_STOPS):
+        if len(word) > MAX_STOP_LENGTH:
+            raise invalid(f"bad_words has a string of more than {MAX_STOP_LENGTH:,} characters", "bad_words")
+        # Within a text, a word is a continuation of another one, or begins with a space.
+        banned += [tuple(encode(served.tokenizer, text, add_special_tokens=False)) for text in (word, f" {word}")]
+    minimum = fields.integer("min_tokens", 0, 2**31) or 0
+    limits = TokenLimits(
+        size, None if allowed is None else frozenset(allowed), tuple(dict.fromkeys(filter(None, banned))), minimum
+    )
+    if allowed is not None and not limits.mask.any():
+        raise invalid("allowed_token_ids has no token that is not banned: add one", "allowed_token_ids")
+    return limits
+
+
+def parse_stop_rules(
+    fields: Fields, further: tuple[str, ...], silent_ids: frozenset[int], minimum: int
+) -> StopRules:  # fmt: skip
+    """The stop strings, and whether the reply contains them.
+
+    further: stop strings of the chat template.    silent_ids: end tokens of the request.    minimum: `min_tokens`.
+    """
+    stops, include = parse_stops(fields), fields.boolean("include_stop_str_in_output")
+    return StopRules((*stops, *further), stops if include else (), minimum, frozenset() if include else silent_ids)
 
 
 def parse_bias(fields: Fields) -> dict[int, float]:
@@ -93,21 +172,46 @@ def parse_variables(fields: Fields) -> dict[str, Any]:
     """Further variables of the chat template, such as enable_thinking."""
     name = "chat_template_kwargs"
     variables = dict(fields.object(name).values)
-    try:
-        size = len(json.dumps(variables))
-    except RecursionError as error:
-        raise invalid(f"{name} is nested too deeply", name) from error
-    if size > MAX_VARIABLES_LENGTH:
-        raise invalid(f"{name} has {size:,} characters: at most {MAX_VARIABLES_LENGTH:,}", name)
+    check_variables(variables, name)
     for reserved in ("messages", "tools", "add_generation_prompt", "continue_final_message", "self"):
         if reserved in variables:
             raise invalid(f"{name} must not contain {reserved}: remove it", name)
     return variables
 
 
+def check_variables(variables: Any, name: str) -> None:
+    """Reject values that are too large for a chat template."""
+    try:
+        size = len(json.dumps(variables))
+    except RecursionError as error:
+        raise invalid(f"{name} is nested too deeply", name) from error
+    if size > MAX_VARIABLES_LENGTH:
+        raise invalid(f"{name} has {size:,} characters: at most {MAX_VARIABLES_LENGTH:,}", name)
+
+
 def parse_stream(fields: Fields) -> tuple[bool, bool]:
     """Whether to stream, and whether to send the usage in a separate chunk."""
-    return fields.boolean("stream"), fields.object("stream_options").boolean("include_usage")
+    options = fields.object("stream_options")
+    usage_chunk = options.boolean("include_usage")
+    options.finish(("include_obfuscation",))
+    return fields.boolean("stream"), usage_chunk
+
+
+def parse_max_tokens(fields: Fields, *names: str) -> int | None:
+    """The first of several fields for the maximum number of new tokens. llama.cpp's n_predict can be -1: no maximum."""
+    values = [fields.integer(name, 1, 2**31) for name in names]
+    unlimited = fields.get("n_predict") == -1
+    other = None if unlimited else fields.integer("n_predict", 1, 2**31)
+    return next((value for value in (*values, other) if value is not None), None)
+
+
+def parse_truncation(fields: Fields) -> int | None:
+    """The number of tokens at the end of the prompt that are used: 0 as many as fit; None rejects longer prompts."""
+    count = fields.integer("truncate_prompt_tokens", -1, 2**31)
+    if count == 0:
+        raise invalid("truncate_prompt_tokens must be at least 1, or -1 for the length of the context",
+                      "truncate_prompt_tokens")  # fmt: skip
+    return 0 if count == -1 else count
 
 
 def parse_schema(fields: Fields, name: str) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
 from minhub_py.checkpoints.tokenizers.token_texts import token_texts
+from minhub_py.serve.known_fields import PROMPT
+from minhub_py.serve.management import described
 from minhub_py.serve.messages import encode_input, parse_chat
 from minhub_py.serve.server import server_of
 from minhub_py.serve.slices import SLICE
 from minhub_py.serve.streaming import respond_with_lists
-from minhub_py.serve.validation import invalid
+from minhub_py.serve.validation import Fields, invalid
 
 
 async def tokenize(request: HTTPRequest) -> Response:
@@ -30,13 +32,11 @@ async def tokenize(request: HTTPRequest) -> Response:
         if served.task != "completion":
             raise invalid(f"{served.name} has no chat template: use prompt instead of messages", "messages")
         chat = parse_chat(fields, served)
-        chat.variables |= {
-            "add_generation_prompt": fields.boolean("add_generation_prompt", True),
-            "continue_final_message": fields.boolean("continue_final_message"),
-        }
+        finish(fields)
         ids = await encode_input(served, chat)
     else:
         special = fields.boolean("add_special_tokens", fields.boolean("add_special", name == "prompt"))
+        finish(fields)
         ids = await served.tokenize(fields.string(name) or "", name, add_special_tokens=special)
     lists: dict[str, Iterable[Any]] = {"tokens": ids}
     with_pieces = fields.boolean("with_pieces")
@@ -53,10 +53,20 @@ async def tokenize(request: HTTPRequest) -> Response:
     return await respond_with_lists(request, lists, counts)
 
 
+def finish(fields: Fields) -> None:
+    """Reject unknown fields. llama.cpp's parse_special is always true here."""
+    fields.reject("parse_special", harmless=(True,), empty=False)
+    fields.reject("chat_template")
+    fields.finish(
+        PROMPT | {"add_special", "add_special_tokens", "content", "prompt", "return_token_strs", "with_pieces"}
+    )
+
+
 async def detokenize(request: HTTPRequest) -> Response:
     """POST /detokenize: the text of `tokens`, as `content` (llama.cpp) and `prompt` (vLLM)."""
     served, fields = await server_of(request).read_with_model(request)
     tokens = fields.get("tokens")
+    fields.finish()
     if not isinstance(tokens, list):
         raise invalid("tokens must be a list of token IDs", "tokens")
     ids = served.check_ids(tokens)
@@ -68,9 +78,11 @@ async def detokenize(request: HTTPRequest) -> Response:
 async def tokenizer_info(request: HTTPRequest) -> Response:
     """GET /tokenizer_info: special tokens by name, the chat template and the vocabulary's size, as in vLLM.
 
-    `model` in the query selects another model than the first.
+    `model` in the query selects another loaded model than the first.
     """
-    served = await server_of(request).model_for(request, request.query_params.get("model"))
+    served = await described(request)
+    if served is None:
+        raise invalid("no model is loaded: load one with POST /models/load", "model", "model_not_loaded")
     tokens = {f"{name}_token": served.template.tokens.get(f"{name}_token") for name in ("bos", "eos", "pad", "unk")}
     if tokens["eos_token"] is None and served.task == "completion":
         tokens["eos_token"] = next((served.tokenizer.id_to_token(id) for id in sorted(served.end_ids)), None)

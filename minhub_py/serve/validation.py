@@ -1,17 +1,19 @@
 """Validation of JSON request bodies.
 
-Unknown fields are ignored, because clients send many. Fields that would change the result and are not supported are
-rejected by name.
+`Fields` records which fields are read. `Fields.finish` rejects all others by name, except those without an effect on
+the result: every field of a request is used or rejected.
 """
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from reprlib import repr as brief
 from typing import Any
 
 from minhub_py.serve.slices import Slices, TooManyError, read_json
+from minhub_py.system.printable import printable
 
 MAX_VALUES = 500_000  # in a body, counted before parsing
 MAX_STRUCTURE = 50_000  # lists, objects and members of objects in a body; numbers and texts in lists can be more
@@ -43,6 +45,8 @@ class Fields:
         if not isinstance(values, Mapping):
             raise invalid(f"{path or 'the body'} must be a JSON object, not {brief(values)}", path or None)
         self.values, self.path = values, path
+        self.read: set[str] = set()  # names of fields
+        self.ignore_unknown = False
 
     @classmethod
     def parse(cls, body: bytes) -> "Slices[Fields]":
@@ -68,6 +72,7 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """The value of a field."""
+        self.read.add(name)
         return self.values.get(name)
 
     def integer(self, name: str, minimum: int, maximum: int, default: int | None = None) -> int | None:
@@ -113,14 +118,39 @@ class Fields:
     def object(self, name: str) -> "Fields":
         """A nested object, empty if it is missing."""
         value = self.get(name)
-        return Fields({} if value is None else value, self._name(name))
+        nested = Fields({} if value is None else value, self._name(name))
+        nested.ignore_unknown = self.ignore_unknown
+        return nested
 
-    def reject(self, *names: str, harmless: tuple[Any, ...] = ()) -> None:
-        """Reject unsupported fields, except if they are empty or have a harmless value."""
+    def reject(self, *names: str, harmless: Sequence[Any] = (), empty: bool = True) -> None:
+        """Reject unsupported fields, except if they have a harmless value. empty: false, 0 and [] are harmless, too."""
         for name in names:
             value = self.get(name)
-            if value and value not in harmless and not (isinstance(value, list) and not any(value)):
+            is_empty = not value or (isinstance(value, list) and not any(value))
+            if value is not None and not (empty and is_empty) and value not in harmless:
                 raise invalid(f"{self._name(name)} is not supported: remove it", self._name(name), "unsupported")
+
+    def finish(self, ignored: Collection[str] = (), nested: "Fields | None" = None) -> None:
+        """Reject the fields that have not been read, except empty ones and those that do not change the result.
+
+        Call it after all fields have been read, and before the result is computed.
+
+        ignored: names of fields that do not change the result.    nested: an object of other fields, for a hint.
+        """
+        if self.ignore_unknown:
+            return
+        for name, value in self.values.items():
+            if name in self.read or name in ignored or (not value and value is not False and value != 0):
+                continue
+            close = get_close_matches(name[:64], self.read, n=1, cutoff=0.8)
+            if nested is not None and name in nested.read:
+                close = [nested._name(name)]
+            hint = f"did you mean {close[0]}? Otherwise " if close else ""
+            shown = self._name(printable(name[:64]))
+            raise invalid(
+                f"{shown} is unknown: {hint}remove it, or start the server with --ignore-unknown-fields", shown,
+                "unknown_field",
+            )  # fmt: skip
 
 
 def check_string(value: Any, name: str) -> str:

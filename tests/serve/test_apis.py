@@ -192,7 +192,7 @@ def test_chats_use_the_models_default_sampling(client, http, main_model: ServedM
     response = http.post("/v1/responses", json=body).json()
     assert response["output"][0]["content"][0]["text"] == expected
     assert (response["temperature"], response["top_p"]) == (0.9, 0.97)
-    body = {**ask, "stream": False, "options": {"num_predict": 30, "seed": 6}}
+    body = {"model": "tiny", "messages": user("Hi"), "stream": False, "options": {"num_predict": 30, "seed": 6}}
     assert http.post("/api/chat", json=body).json()["message"]["content"] == expected
     response = client.completions.create(model="tiny", prompt="Once", seed=6, max_tokens=30)
     assert response.choices[0].text == alone(main_model, main_model.tokenizer.encode("Once").ids, 30, 6)

@@ -176,17 +176,19 @@ def test_quantized_encoders_embed_bitwise_as_alone(encoder: ServedModel, tmp_pat
 
 @pytest.mark.parametrize(("body", "expected"), [
     ({}, "input must be"),
-    ({"input": ""}, "input must be"),
     ({"input": []}, "input must be"),
     ({"input": 7}, "input must be"),
     ({"input": {"text": "a"}}, "input must be"),
-    ({"input": ["a", ""]}, "input[1] must not be empty"),
-    ({"input": ["a", []]}, "input[1] must not be empty"),
+    ({"input": ["a", []]}, "input[1] must have at least one token ID"),
+    ({"input": {"prompt_string": 3}}, "input.prompt_string must be a string"),
+    ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "input.multimodal_data is unknown"),
+    ({"input": [1, "a", None]}, "token IDs"),
+    ({"model": "tiny", "input": ""}, "input has no tokens"),
     ({"input": ["a", None]}, "input[1] must be a string"),
     ({"input": [1, 2, 10**6]}, "token IDs"),
     ({"input": [1, -2]}, "token IDs"),
     ({"input": [1, True]}, "token IDs"),
-    ({"input": [[1, "a"]]}, "token IDs"),
+    ({"input": [[1, "a", 10**6]]}, "token IDs"),
     ({"input": ["a"] * 2049}, "at most 2,048"),
     ({"input": ["a", "cat " * 40]}, "input[1] has 42 tokens, but mini reads at most 32"),
     ({"input": [7] * 33}, "input has 33 tokens"),
@@ -199,6 +201,18 @@ def test_quantized_encoders_embed_bitwise_as_alone(encoder: ServedModel, tmp_pat
 def test_invalid_requests_are_rejected_by_name(http, body: dict[str, object], expected: str) -> None:
     data = json.dumps({"model": "mini", **body})  # httpx cannot encode a surrogate
     assert expected in message(http.post("/v1/embeddings", content=data))
+
+
+def test_inputs_have_the_forms_of_llama_cpp(http, encoder: ServedModel) -> None:
+    """Objects with a text, and sequences of token IDs and texts, whose texts have no special tokens."""
+    encode = encoder.tokenizer.encode
+    mixed = [101, "cat", 7, "dog"]
+    ids = [101, *encode("cat", add_special_tokens=False).ids, 7, *encode("dog", add_special_tokens=False).ids]
+    inputs = [{"prompt_string": "cat"}, mixed, "", ids]
+    answer = vectors(http.post("/v1/embeddings", json={"model": "mini", "input": inputs}))
+    assert answer[:3] == [alone(encoder, "cat"), answer[3], alone(encoder, "")]
+    for value, expected in zip(inputs, answer, strict=True):
+        assert vectors(http.post("/v1/embeddings", json={"model": "mini", "input": value})) == [expected]
 
 
 def test_unknown_models_and_large_bodies_are_rejected(http) -> None:
@@ -293,13 +307,28 @@ def test_invalid_rerank_requests_are_rejected(http, body: dict[str, object], exp
         assert expected in message(http.post(path, json=body))
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/api/embed", "/api/embeddings"])
-def test_wrong_types_of_every_field_are_client_errors(http, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+RERANKING = {"query": "cat", "documents": ["Hi", {"text": "Ho"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["Hi"]}),
+        ("/v1/rerank", RERANKING),
+        ("/v2/rerank", RERANKING),
+        ("/api/embed", {"input": ["Hi"]}),
+        ("/api/embeddings", {"prompt": "Hi"}),
+    ],
+)
+def test_wrong_types_of_every_field_are_client_errors(
+    http, path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fields are recorded while the server reads them, so that the list is complete."""
     read: dict[str, None] = {}
     get = Fields.get
     monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault(name), get(self, name))[1])
-    good = {"model": "ranker", "input": ["Hi"], "prompt": "Hi", "query": "cat", "documents": ["Hi", {"text": "Ho"}]}
+    good = {"model": "ranker", **body}
+    assert http.post(path, json={**good, "imaginary": 1}).status_code == 400
     assert http.post(path, json=good).status_code == 200
     rejected = 0
     for name in list(read):

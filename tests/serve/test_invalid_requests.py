@@ -37,16 +37,29 @@ FIELDS = {
 }  # fmt: skip
 
 
+SHORT: dict[str, dict[str, object]] = {
+    "/chat/completions": {"messages": user("Hi"), "max_tokens": 2, "max_completion_tokens": 2, "n": 1},
+    "/completions": {"prompt": "Hi", "max_tokens": 2, "n": 1},
+    "/messages": {"messages": user("Hi"), "max_tokens": 2},
+    "/messages/count_tokens": {"messages": user("Hi")},
+    "/responses": {"input": user("Hi"), "max_output_tokens": 2},
+    "/responses/input_tokens": {"input": user("Hi")},
+    "/embeddings": {"input": "Hi"},
+    "/models/load": {},
+    "/tokenize": {"content": "Hi"},
+    "/detokenize": {"tokens": [1]},
+    "/apply-template": {"messages": user("Hi")},
+    "/api/chat": {"messages": user("Hi"), "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "Hi", "options": {"num_predict": 2}},
+    "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
+    "/api/show": {},
+}
+
+
 def short(path: str) -> dict[str, object]:
     """A valid body for a path, with a short reply."""
-    body = {"model": "tiny", "messages": user("Hi"), "prompt": "Hi", "input": user("Hi"), "content": "Hi",
-            "tokens": [1], "max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2,
-            "options": {"num_predict": 2}, "n": 1}  # fmt: skip
-    if "/responses" in path:
-        del body["prompt"]  # the ID of a stored prompt
-    if "/embed" in path:
-        body["input"] = "Hi"
-    return body
+    return {"model": "tiny", **SHORT[path.removeprefix("/v1")]}
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -54,13 +67,13 @@ def test_wrong_types_of_every_field_are_client_errors(http, path: str) -> None:
     good = short(path)
     assert http.post(path, json=good).status_code == 200
     bodies = [{**good, name: value} for name in FIELDS[path] for value in WRONG]
-    bodies += [{**good, "messages": [message], "input": [message]} for message in (
+    bodies += [{**good, name: [message]} for name in ("messages", "input") if name in good for message in (
         *WRONG, {"role": "nobody", "content": ""}, {"role": 1}, {"role": "user", "content": 3},
         {"role": "user", "content": [{"type": "image_url"}]}, {"role": "user", "content": [3]},
         {"role": "assistant", "tool_calls": [{}]},
     )]  # fmt: skip
-    bodies += [{**good, "options": {"num_predict": 2, name: value}}
-               for value in WRONG for name in ("temperature", "num_predict", "stop")]  # fmt: skip
+    bodies += [{**good, "options": {"num_predict": 2, name: value}} for value in WRONG
+               for name in ("temperature", "num_predict", "stop") if "options" in good]  # fmt: skip
     rejected = 0
     for body in bodies:
         response = http.post(path, content=json.dumps(body).encode())
@@ -86,7 +99,9 @@ def changed(body: dict, field_path: str, name: str, value: object) -> dict:
     """A body with another value of a field. Its path has the notation of errors: `messages[0].content[0]`."""
     result = inner = copy.deepcopy(body)
     for key, index in re.findall(r"(\w+)|\[(\d+)\]", field_path):
-        inner = inner[int(index)] if index else inner.setdefault(key, {})
+        if not index and not isinstance(inner.get(key), dict | list):
+            inner[key] = {}
+        inner = inner[int(index) if index else key]
     inner[name] = value
     return result
 
@@ -108,7 +123,9 @@ def test_wrong_types_of_every_field_that_the_server_reads_are_client_errors(
     monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault((self.path, name)), get(self, name))[1])
     listed = {("", name) for name in FIELDS.get(path, FIELDS.get(f"/v1{path}", ()))}
     tried: set[tuple[str, str]] = set()
-    for good in (short(path), short(path) | NESTED):
+    for with_nested in (False, True):
+        nested = {name: value for name, value in NESTED.items() if with_nested and ("", name) in read}
+        good = short(path) | nested
         assert http.post(path, json=good).status_code == 200
         while untried := [field for field in read if field not in tried | listed]:
             for field_path, name in untried:
@@ -244,15 +261,8 @@ def test_unknown_paths_and_methods_list_the_available_ones(http) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
         assert response.json()["error"]["message"] == f"{path} does not support {method}: use {allowed}"
     assert http.get("/api/chat").json()["error"] == "/api/chat does not support GET: use POST"
-    lenient = {
-        "messages": user("Hi"),
-        "max_tokens": 2,
-        "tools": [],
-        "stream.1": True,
-        "user": "me",
-        "anything": {"a": []},
-    }
-    response = http.post("/chat/completions", content=json.dumps(lenient), headers={"Authorization": "Bearer"})
+    body = {"messages": user("Hi"), "max_tokens": 2, "tools": [], "stream.1": True, "user": "me"}  # as tidyllm
+    response = http.post("/chat/completions", content=json.dumps(body), headers={"Authorization": "Bearer"})
     assert response.status_code == 200
 
 
@@ -275,8 +285,19 @@ def test_access_requires_the_key_a_local_host_and_an_allowed_origin(main_model: 
     assert status("/health") == status("/") == 200
     for host in ("localhost", "[::1]:80", "127.9.9.9:1", "a.localhost"):
         assert status(**key, host=host) == 200
-    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
+    for host in (
+        *("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1", "localhost#.evil.com", "localhost?.evil.com"),
+        *("localhost/.evil.com", "evil.com@localhost", "localhost\\.evil.com", "localhost .evil.com", "localhost:x"),
+        *("localhost\t", "[::1].evil.com", "[::1]evil", "localhost:80:80", "localhost%2eevil.com"),
+    ):
         assert status(**key, host=host) == 403
+        assert status(**key, host=host, origin=f"http://{host}") == 403
+    for site in ("cross-site", "same-site"):
+        assert status("/props", **key, **{"sec-fetch-site": site}) == 403
+        assert status("/props", **key, **{"sec-fetch-site": site}, origin="https://good.example") == 200
+        assert status("/", **{"sec-fetch-site": site}) == 200  # a link to the page
+    for site in ("same-origin", "none"):
+        assert status("/props", **key, **{"sec-fetch-site": site}) == 200
     assert status(**key, origin="http://127.0.0.1:1") == status(**key, origin="https://good.example") == 200
     for origin in (
         "null",
@@ -302,6 +323,16 @@ def test_requests_of_other_web_pages_are_rejected(address: str, http) -> None:
         assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers
     assert http.options("/v1/models", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+def test_responses_have_an_identifier(http) -> None:
+    """Clients show it in errors."""
+    valid = {"messages": user("Hi"), "max_tokens": 1}
+    answers = [http.post("/v1/chat/completions", json=body) for body in (valid, valid, {}, {**valid, "stream": True})]
+    answers += [http.get("/v1/models"), http.get("/nowhere")]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert all(name.startswith("req_") for name in names)
+    assert len(set(names)) == len(names)
 
 
 def test_an_integer_can_have_a_decimal_point() -> None:

@@ -72,6 +72,17 @@ def test_the_requests_of_lm_eval(http, main_model: ServedModel) -> None:
     assert http.post("/v1/completions", json=payload).json()["choices"][0]["text"]
 
 
+def test_prompts_have_the_forms_of_llama_cpp(http, main_model: ServedModel) -> None:
+    encode = main_model.tokenizer.encode
+    ids = [5, *encode("cat").ids, 7]
+    body = {"max_tokens": 4, "seed": 2}
+    for prompt, same in (({"prompt_string": "Once"}, "Once"), ([5, "cat", 7], ids), ([[5, "cat", 7], "Once"], None)):
+        choices = http.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"]
+        expected = [http.post("/v1/completions", json={**body, "prompt": each}).json()["choices"][0]["text"]
+                    for each in ([same] if same is not None else [ids, "Once"])]  # fmt: skip
+        assert [choice["text"] for choice in choices] == expected
+
+
 def test_an_end_token_is_part_of_the_log_probabilities_of_an_echo(folder: Path) -> None:
     """lm-eval removes the last one, which must not be the prompt's."""
     ending = served("ending", folder)

@@ -117,7 +117,7 @@ def test_an_alias_is_another_name(models_folder: Folder) -> None:
     with on_demand(models_folder, aliases={"claude-*": "b"}) as http:
         assert complete(http, "claude-sonnet-4-5") == complete(http, "b")
         assert loaded(http) == ["b"]
-        properties = http.get("/props", params={"model": "claude-x"}).json()
+        properties = http.get("/props", params={"model": "claude-x"}).json()  # it is loaded
         [model] = http.models.all
         assert (properties["model_alias"], properties["total_slots"]) == ("b", model.engine.batch_size)
         assert properties["default_generation_settings"]["n_ctx"] == model.engine.max_length
@@ -125,21 +125,29 @@ def test_an_alias_is_another_name(models_folder: Folder) -> None:
         assert [slot["is_processing"] for slot in slots] == [False] * model.engine.batch_size
 
 
-def test_properties_load_only_a_model_that_the_request_names(models_folder: Folder) -> None:
+def test_get_requests_do_not_load_a_model(models_folder: Folder) -> None:
+    """A web page can send them, for example as an image."""
     with on_demand(models_folder) as http:
         properties = http.get("/props").json()
         assert properties["role"] == "router"
         assert properties["default_generation_settings"] == {"n_ctx": 0, "params": {}}
         assert http.get("/slots").json() == []
-        for path in ("/props", "/slots"):
-            response = http.get(path, params={"model": "b", "autoload": "false"})
-            assert response.status_code == 400
-            assert response.json()["error"]["message"] == "b is not loaded: load it with POST /models/load"
+        assert "POST /models/load" in http.get("/tokenizer_info").json()["error"]["message"]
+        for path in ("/props", "/slots", "/tokenizer_info"):
+            for query in ({"model": "b"}, {"model": "b", "autoload": "true"}):
+                response = http.get(path, params=query)
+                assert response.status_code == 400
+                assert response.json()["error"]["message"] == "b is not loaded: load it with POST /models/load"
+            assert http.head(path, params={"model": "b"}).status_code == 400
+        for path in ("/v1/models/b", "/v1/models", "/api/tags", "/api/ps", "/metrics", "/health"):
+            assert http.get(path, params={"model": "b"}).status_code == 200
         assert models_folder.loads == []
         assert http.get("/props", params={"model": "d"}).status_code == 404
+        assert http.post("/models/load", json={"model": "b"}).status_code == 200
         assert http.get("/props", params={"model": "b"}).json()["model_alias"] == "b"
-        assert http.get("/props", params={"model": "b", "autoload": "false"}).json()["model_alias"] == "b"
         assert http.get("/props").json()["model_alias"] == "b"  # the first loaded model
+        assert http.get("/tokenizer_info", params={"model": "b"}).json()["vocab_size"] > 0
+        assert http.get("/tokenizer_info").json()["vocab_size"] > 0
         assert models_folder.loads == ["b"]
 
 
@@ -299,4 +307,20 @@ def test_the_page_loads_and_downloads_models(browser, hub: HubServer, folder: Pa
         page.get_by_text("owner/tiny is ready.").wait_for()
         show(page, "download")
         assert page.locator("#model").input_value() == "owner/tiny"
+        page.context.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_an_image_of_another_web_page_is_rejected(browser, models_folder: Folder) -> None:
+    with serving(Models(cached=models_folder.sources)) as address, serving(Models()) as other:
+        page = browser.new_context().new_page()
+        page.goto(f"{other}/health")  # without a policy about images
+        for path in ("/props?model=a", "/v1/models"):
+            with page.expect_event("requestfailed"):  # the browser hides the response
+                page.evaluate("address => { new Image().src = address }", f"{address}{path}")
+        counts = httpx2.get(f"{address}/metrics").text
+        assert 'minhub_requests_total{path="other",status="403"} 2' in counts
+        assert models_folder.loads == []
+        page.goto(address)  # a link
+        page.wait_for_selector("#model option", state="attached")
         page.context.close()

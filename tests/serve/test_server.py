@@ -19,6 +19,7 @@ from served_models import CONTEXT, LONG, BrokenError, alone, connected, post, ra
 
 from minhub_py import generate, score
 from minhub_py.chat.templates import chat_template_of
+from minhub_py.checkpoints.tokenizers.token_bytes import token_bytes, token_label
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve.catalog import Models
@@ -262,7 +263,8 @@ def test_errors_of_requests_do_not_disturb_a_stream(
             scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
             texts, logprobs = zip(*future.result(), strict=True)
             assert torch.equal(torch.tensor(logprobs), scores)
-            assert list(texts) == [token_text(main_model.tokenizer, id) for id in expected[n]]
+            labels = [token_bytes(main_model.tokenizer, id, token_text(main_model.tokenizer, id)) for id in expected[n]]
+            assert list(texts) == [token_label(data) for data in labels]
     assert engine.counts["failed"] == failed_before + 4  # in the batch: the two wide schemas, twice
     assert "one by one" not in capfd.readouterr().err
 

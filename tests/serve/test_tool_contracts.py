@@ -44,6 +44,8 @@ def script(models: dict[str, Any]) -> Script:
 
 def post(http: httpx2.Client, path: str = "/v1/chat/completions", **fields: Any) -> httpx2.Response:
     body = {"model": "hermes", "messages": user("?"), "max_tokens": 200, **fields}
+    if path.startswith("/api/") or "responses" in path:  # which have other names
+        del body["max_tokens"]
     return http.post(path, json={name: value for name, value in body.items() if value is not None})
 
 

@@ -140,3 +140,4 @@ def test_anthropic_errors_have_its_form(http, fields: dict[str, Any], message: s
     assert (body["type"], message in body["error"]["message"]) == ("error", True), body
     assert body["error"]["type"] == ("not_found_error" if response.status_code == 404 else "invalid_request_error")
     assert response.headers["request-id"]
+    assert "x-request-id" not in response.headers

@@ -89,6 +89,18 @@ def test_openai_receives_calls_and_reasoning(client: Any, script: Script, script
         assert choice.message.model_extra.get("reasoning_content") == reasoning
 
 
+@pytest.mark.parametrize(("reply", "content"), [(CALL, None), (f"I look.\n{CALL}", ""), ("Hello", ""), ("", "")])
+def test_a_stream_begins_with_null_content_if_it_begins_with_a_call(
+    client: Any, script: Script, reply: str, content: str | None
+) -> None:
+    script.replies.append(reply)
+    stream = client.chat.completions.create(model="hermes", messages=user("Weather?"), tools=TOOLS, stream=True)
+    first, *others = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in stream]
+    assert first == {"role": "assistant", "content": content}
+    assert all("role" not in delta for delta in others)
+    assert any("tool_calls" in delta for delta in others) == reply.endswith(CALL)
+
+
 def test_functions_are_tools_in_the_previous_form(client: Any, script: Script) -> None:
     """With `functions`, `function_call` and messages of role function."""
     functions = [tool["function"] for tool in TOOLS]
@@ -233,7 +245,12 @@ def test_reasoning_can_be_switched(client: Any, http: httpx2.Client, script: Scr
     assert not prompt(reasoning_effort="high").endswith(closed)
     raw = "<think>\nHm.\n</think>\n\nYes."
     choice = ask_openai(client, script, raw, tools=[], extra_body={"reasoning_format": "none"})
-    assert choice.message.content.strip() in (raw, "\nHm.\n\n\nYes.".strip())  # special tokens have no text
+    assert choice.message.content == raw
+    choice = ask_openai(client, script, f"{raw}\n{CALL}", extra_body={"reasoning_format": "none"})
+    assert (choice.message.content, len(choice.message.tool_calls)) == (raw, 1)
+    for value, message in (("deepseek-legacy", "must be none, auto or deepseek"), (3, "must be a string")):
+        body = {"messages": user("?"), "reasoning_format": value}
+        assert message in http.post("/v1/chat/completions", json=body).json()["error"]["message"]
     assert ask_openai(client, script, raw, tools=[]).message.content == "Yes."
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     text = ask_openai(client, script, '<think>\nHm.\n</think>\n\n{"city": "Oslo"}', tools=[], response_format=form)

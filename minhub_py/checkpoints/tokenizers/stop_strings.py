@@ -12,17 +12,23 @@ class StopStrings:
     Attributes:
         stopped: whether a stop string has ended the text.
         found: the stop string that has ended the text.
+        active: whether stop strings can end the text; it can become true at any time.
+
+    Args:
+        stops: stop strings.
+        include: stop strings that are a part of the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: Sequence[str] = ()) -> None:
         self.stops, self.pending, self.stopped = stops, "", False
+        self.include, self.active = include, True
         self.found: str | None = None
         self._borders = [borders(stop) for stop in stops]
         self._matched = [0] * len(stops)  # length of each stop string's longest prefix that the text ends with
 
     def add(self, piece: str) -> str:
         """Add a piece. Returns the text that cannot be part of a stop string."""
-        if not self.stops:
+        if not self.stops or not self.active:
             return piece
         text, start = self.pending + piece, len(self.pending)
         for end, char in enumerate(piece, start + 1):
@@ -37,7 +43,7 @@ class StopStrings:
             if complete:
                 self.pending, self.stopped = "", True
                 self.found = text[end - max(complete) : end]
-                return text[: end - max(complete)]
+                return text[: end if self.found in self.include else end - max(complete)]
         certain = len(text) - max(self._matched)
         self.pending = text[certain:]
         return text[:certain]

@@ -1,0 +1,103 @@
+"""Limits of the tokens of a reply: allowed and banned tokens, banned sequences, and a minimum number of tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from minhub_py.inference.grammar import AnyGrammar, AnyMatcher, GrammarError
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLimits:
+    """The tokens that a reply can have.
+
+    size: size of the vocabulary.
+    allowed: the only token IDs that can occur; None allows all.
+    banned: sequences of token IDs that cannot occur.
+    minimum: number of tokens before an end token can occur.
+    ends: end tokens.
+    grammar: applies in addition. It takes precedence where both together allow no token.
+    """
+
+    size: int
+    allowed: frozenset[int] | None = None
+    banned: tuple[tuple[int, ...], ...] = ()
+    minimum: int = 0
+    ends: frozenset[int] = frozenset()
+    grammar: AnyGrammar | None = None
+
+    @property
+    def restrict(self) -> bool:
+        """Whether a token is excluded at any position."""
+        return self.allowed is not None or bool(self.banned) or self.minimum > 0
+
+    def matcher(self, prefix: Iterable[int] = ()) -> "LimitedMatcher":
+        """The state of a new sequence, after the token IDs of `prefix`."""
+        matcher = LimitedMatcher(self)
+        for id in prefix:
+            matcher.accept(id)
+        return matcher
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """A mask (V,) of the tokens that can occur at some position."""
+        mask = torch.ones(self.size, dtype=torch.bool)
+        if self.allowed is not None:
+            mask[:] = False
+            mask[sorted(self.allowed)] = True
+        mask[[ids[0] for ids in self.banned if len(ids) == 1]] = False
+        return mask
+
+    @cached_property
+    def longest(self) -> int:
+        """The number of preceding tokens that determine which tokens are banned."""
+        return max((len(ids) for ids in self.banned), default=1) - 1
+
+
+class LimitedMatcher:
+    """The state of limits and a grammar in one sequence."""
+
+    restricts = True
+
+    def __init__(self, limits: TokenLimits) -> None:
+        self.limits = limits
+        self.matcher: AnyMatcher | None = None if limits.grammar is None else limits.grammar.matcher()
+        self.recent: list[int] = []
+        self.count = 0
+
+    def allowed(self) -> Tensor | None:
+        """A mask (V,) of the tokens that can come next. GrammarError: no token can."""
+        mask = self._limited()
+        grammar = None if self.matcher is None else self.matcher.allowed()
+        if grammar is not None:
+            both = grammar & mask
+            mask = both if both.any() else grammar
+        if not mask.any():
+            raise GrammarError("no token can continue the reply: allow more tokens, or ban fewer")
+        return mask
+
+    def accept(self, id: int) -> bool:
+        """Advance by a token. Returns whether the grammar is complete."""
+        self.count += 1
+        if self.limits.longest:
+            self.recent = [*self.recent, id][-self.limits.longest :]
+        return self.matcher is not None and self.matcher.accept(id)
+
+    def _limited(self) -> Tensor:
+        """The mask without the grammar."""
+        excluded = [ids[-1] for ids in self.limits.banned if len(ids) > 1 and ends_with(self.recent, ids[:-1])]
+        if self.count < self.limits.minimum:
+            excluded += self.limits.ends
+        if not excluded:
+            return self.limits.mask
+        mask = self.limits.mask.clone()
+        mask[excluded] = False
+        return mask
+
+
+def ends_with(ids: Sequence[int], suffix: Sequence[int]) -> bool:
+    """Whether a sequence ends with another one, which is not empty."""
+    return list(ids[-len(suffix) :]) == list(suffix)

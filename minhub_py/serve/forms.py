@@ -1,0 +1,89 @@
+"""The form of a reply: a JSON schema, a regular expression, one of several strings, or a grammar."""
+
+import json
+from collections.abc import Callable, Mapping
+from reprlib import repr as brief
+from typing import Any
+
+from minhub_py.inference.grammar import MAX_SCHEMA, Pattern
+from minhub_py.serve.settings import parse_schema
+from minhub_py.serve.validation import Fields, check_string, invalid
+
+Form = Mapping[str, Any] | Pattern
+MAX_CHOICES = 1000
+
+
+def parse_form(fields: Fields) -> tuple[Form | None, str]:
+    """The form of a reply, and the name of its field.
+
+    vLLM's fields have the prefix guided_ or are parts of structured_outputs; the others are llama.cpp's and SGLang's.
+    """
+    forms: list[tuple[Form, str]] = []
+    if (schema := parse_schema(fields, "response_format")) is not None:
+        forms.append((schema, "response_format"))
+    nested = fields.object("structured_outputs")
+    for part, names in ((fields, NAMES), (nested, NESTED)):
+        for name, parse in names.items():
+            path = f"{part.path}.{name}" if part.path else name
+            if (value := part.get(name)) not in (None, "", False):
+                forms.append((parse(value, path), path))
+    nested.reject("disable_additional_properties", "disable_any_whitespace", "structural_tag", "whitespace_pattern")
+    nested.finish(("disable_fallback",))
+    if len(forms) > 1:
+        raise invalid(f"{forms[0][1]} and {forms[1][1]} contradict each other: remove one", forms[1][1])
+    return forms[0] if forms else (None, "response_format")
+
+
+def json_schema(value: Any, name: str) -> Form:
+    """A JSON schema, also as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(check_text(value, name))
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"{name} must be a JSON schema, not {brief(value)}", name) from error
+    if not isinstance(value, dict):
+        raise invalid(f"{name} must be a JSON schema, not {brief(value)}", name)
+    return value or {"type": "object"}
+
+
+def any_object(value: Any, name: str) -> Form:
+    """Any JSON object."""
+    if value is not True:
+        raise invalid(f"{name} must be true or false, not {brief(value)}", name)
+    return {"type": "object"}
+
+
+def regex(value: Any, name: str) -> Form:
+    """A regular expression of the whole reply."""
+    return Pattern.regex(check_text(value, name))
+
+
+def choice(value: Any, name: str) -> Form:
+    """One of several strings."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise invalid(f"{name} must be a list of 1 to {MAX_CHOICES:,} strings, not {brief(value)}", name)
+    return Pattern.choice([check_text(text, name) for text in value])
+
+
+def grammar(value: Any, name: str) -> Form:
+    """A grammar in GBNF or Lark."""
+    try:
+        return Pattern.grammar(check_text(value, name))
+    except ValueError as error:
+        raise invalid(f"{name}: {error}", name, "schema") from error
+
+
+def check_text(value: Any, name: str) -> str:
+    """A string that is not too long to compile."""
+    if len(text := check_string(value, name)) > MAX_SCHEMA:
+        raise invalid(f"{name} has {len(text):,} characters; at most {MAX_SCHEMA:,} are supported", name)
+    return text
+
+
+NESTED: dict[str, Callable[[Any, str], Form]] = {
+    "json": json_schema, "json_object": any_object, "regex": regex, "choice": choice, "grammar": grammar,
+}  # fmt: skip
+NAMES: dict[str, Callable[[Any, str], Form]] = {
+    **{f"guided_{name}": parse for name, parse in NESTED.items()},
+    "json_schema": json_schema, "regex": regex, "grammar": grammar, "ebnf": grammar,
+}  # fmt: skip
