@@ -34,10 +34,12 @@ from minhub_py.models.steps import LayerInputs
 from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
+from minhub_py.system.habits import with_hints
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 
 
+@with_hints
 def from_pretrained(
     identifier: str | os.PathLike[str],
     revision: str = "main",
@@ -423,7 +425,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         ValueError: Also for a model of another architecture; the message names the right function.
     """
     names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
-    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, pretrained), strict=True))
+    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, with_hints(pretrained)), strict=True))
     for name, function in points.items():
         function.__name__ = function.__qualname__ = name
     return points

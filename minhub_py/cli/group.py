@@ -15,8 +15,10 @@ from copy import copy
 from typing import Any
 
 import click
+from click.exceptions import NoSuchCommand
 from click.types import FloatParamType, IntParamType
 
+from minhub_py.system import habits
 from minhub_py.system.console import message_of, note
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import ShellSpelling, use_spelling
@@ -53,6 +55,21 @@ class Command(click.Command):
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=remember_debug,
                          help="Show the traceback of an error.")
         )  # fmt: skip
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for an option with the name of another program names the option here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            own = {option for param in self.params for option in (*param.opts, *param.secondary_opts)}
+            name = error.option_name.replace("_", "-")
+            candidates = [name, *habits.OPTIONS.get(name, [])]
+            known = [option for option in candidates if not option.startswith("-") or option.split()[0] in own]
+            if not known:
+                raise
+            raise click.NoSuchOption(
+                error.option_name, f"No such option '{error.option_name}'. Use {known[0]}.", ctx=ctx
+            ) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
@@ -122,6 +139,19 @@ class Group(click.Group):
         PENDING_SIGNALS.append(signal.SIGINT)
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. The error for a command of another program names the command here."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            name = error.command_name
+            message, similar = error.message, [command for command in self.commands if len(command) > 1]
+            if name in habits.COMMANDS:
+                message, similar = f"No such command '{name}'. Use {ctx.info_name} {habits.COMMANDS[name]}.", []
+            raise NoSuchCommand(name, message, similar, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their full summaries, which click would cut to one line."""

@@ -18,10 +18,12 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.inference.speculative import DraftModel, DraftSource, PredictionHead
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.habits import with_hints
 
 logger = logging.getLogger(__name__)
 
 
+@with_hints
 def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -94,6 +96,7 @@ def generate(
     return results
 
 
+@with_hints
 def stream(
     model: Any,
     prompt: Sequence[int],
