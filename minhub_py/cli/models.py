@@ -14,7 +14,15 @@ from minhub_py.checkpoints import cache, hub, local
 from minhub_py.checkpoints.hub import size
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
-from minhub_py.cli.options import Bytes, dtype_choice, is_set, json_option, model_argument, revision_option
+from minhub_py.cli.options import (
+    Bytes,
+    dtype_choice,
+    is_set,
+    json_option,
+    model_argument,
+    revision_option,
+    threads_option,
+)
 from minhub_py.cli.output import emit, progress_bar, say, table
 from minhub_py.registry import ARCHITECTURES
 from minhub_py.system.printable import displayed
@@ -238,6 +246,7 @@ def _is_checkpoint_file(name: str) -> bool:
 @click.option("--merge", "adapter", metavar="ADAPTER",
               help="Merge this LoRA adapter (a folder or a repository) into the weights.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
+@threads_option
 @revision_option
 @json_option
 def convert(
@@ -298,6 +307,7 @@ def convert(
 
 @click.command(cls=Command)
 @model_argument
+@threads_option
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:

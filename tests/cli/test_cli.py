@@ -321,7 +321,8 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, "x", "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["chat", GPT2, "--stop", "x" * 1001], 2, "at most 1,000 characters"),
         (["generate", GPT2, "--out", "x.csv"], 2, "Missing argument 'FILE'. With --out, give the files"),
-        (["chat", GPT2, "hello"], 2, "Unexpected argument 'hello': type messages after the start"),
+        (["chat", GPT2, "good", "morrow"], 2, "Give one MESSAGE, in quotes."),
+        (["chat", GPT2, " "], 2, "MESSAGE is empty"),
         (
             ["words", GPT2, "x.csv", "--out", "y.csv", "--ignore-regex", "["],
             2,
@@ -336,7 +337,7 @@ def test_verify_finds_a_byte_that_changed_on_disk(hub: HubServer, model_files: d
         (["generate", GPT2, "x", "--device", "abacus"], 1, "device 'abacus' is unknown"),
         (["generate", GPT2, "x", "--dtype", "int3"], 2, "Invalid value for '--dtype'"),
         (["generate", GPT2, "x", "-n", "many"], 2, "Invalid value for '-n'"),
-        (["generate", GPT2], 2, "Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT."),
+        (["generate", GPT2], 2, "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."),
         (["score", GPT2, "nowhere.txt"], 2, "No such file"),
         (["convert", GPT2, "out", "--max-shard-size", "big"], 2, "'big' is not a size"),
         (["convert", GPT2, "out.pt"], 2, "out.pt is a file name: use --to torchscript or choose a folder"),
@@ -393,9 +394,9 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
     assert len(examples) == {
         "": 1,
         "activations": 2,
-        "annotate": 2,
+        "annotate": 3,
         "classify": 3,
-        "embed": 2,
+        "embed": 3,
         "entities": 2,
         "masked": 2,
         "pairs": 3,
@@ -405,7 +406,7 @@ def test_help_is_whole_at_every_width(command: str, width: int, monkeypatch: pyt
         "score": 3,
         "serve": 2,
         "train": 3,
-        "words": 4,
+        "words": 5,
     }.get(command, 0)
     assert all(len(line) <= width for line in shown.splitlines() if "torchrun" not in line)
 
@@ -502,7 +503,7 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
 def test_what_is_piped_in_and_not_read(command: str, result: bool) -> None:
-    code = "from contextlib import suppress; from select import select; from minhub_py.cli.text import unread_pipe"
+    code = "from contextlib import suppress; from select import select; from minhub_py.cli.inputs import unread_pipe"
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it
     command = command.format(f"{sys.executable} -c '{code}'")
     shown = subprocess.run(
