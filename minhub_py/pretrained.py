@@ -26,7 +26,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.fitting import check_architecture, describe, fit, with_values
-from minhub_py.inference.arguments import check_tokenizer, model_of
+from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
@@ -355,6 +355,7 @@ def save_pretrained(
         OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
+    check_path("folder", folder)
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     if getattr(own, "attached", None) is not None:
         raise ValueError("save_pretrained() does not save a model with an adapter: save the adapter with "

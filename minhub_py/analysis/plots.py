@@ -6,9 +6,9 @@ The functions receive arrays and labels. The result classes call them, and this 
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -297,8 +297,7 @@ def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Pictu
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure; sizes in inches. ValueError: matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ValueError("plots need matplotlib: pip install matplotlib")
+    require("plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

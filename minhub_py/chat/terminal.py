@@ -15,7 +15,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.turns import Reply, ReplySettings
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
 from minhub_py.inference.limits import parse_logit_bias
-from minhub_py.system.console import message_of, note
+from minhub_py.system.console import HelpFormatter, message_of, note, stdin_is_terminal
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import unknown
 
@@ -53,7 +53,7 @@ def run(chat: Chat, name: str, message: str | None = None) -> None:
     with suppress(QuitError):
         if message is not None:
             say_once(chat, message)
-        elif sys.stdin.isatty() and sys.stdout.isatty():
+        elif stdin_is_terminal() and sys.stdout.isatty():
             Terminal(chat).run(name)
         else:
             read_pipe(chat)
@@ -243,7 +243,7 @@ class Commands:
         command(argument)
 
     def _help(self, _: str) -> None:
-        formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
+        formatter = HelpFormatter(width=shutil.get_terminal_size().columns)
         formatter.write_dl(HELP)
         click.echo(formatter.getvalue(), nl=False)
 

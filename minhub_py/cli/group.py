@@ -19,9 +19,9 @@ from click.exceptions import NoSuchCommand
 from click.types import FloatParamType, IntParamType
 
 from minhub_py.system import habits
-from minhub_py.system.console import message_of, note
+from minhub_py.system.console import HelpFormatter, message_of, note
 from minhub_py.system.printable import displayed, printable
-from minhub_py.system.spelling import ShellSpelling, use_spelling
+from minhub_py.system.spelling import SettingError, ShellSpelling, use_spelling
 
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as in shells
 TERMINATED = 128 + signal.SIGTERM
@@ -39,8 +39,16 @@ def end_by_signal() -> None:
         signal.raise_signal(number)
 
 
+class Context(click.Context):
+    """A context with help for terminals of any width."""
+
+    formatter_class = HelpFormatter
+
+
 class Command(click.Command):
     """A click command with --debug that prints exceptions as one message and cleans up when it is interrupted."""
+
+    context_class = Context
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,6 +92,10 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except SettingError as error:
+            if ctx.find_root().obj == "debug":
+                raise
+            raise click.UsageError(printable(message_of(error)), ctx) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except Exception as error:
@@ -123,6 +135,7 @@ class Group(click.Group):
     """A click group of `Command`s, listed in the order of their definition."""
 
     command_class = Command
+    context_class = Context
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
         """Run a command line; by default, the process's own.

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import click
 
 from minhub_py.cli.loading import decode_utf8
 from minhub_py.cli.options import is_set
+from minhub_py.system.console import stdin_is_terminal
 
 texts_argument = click.argument("texts", nargs=-1, metavar="[TEXT | FILE]...")
 MISSING_TEXT = (
@@ -21,14 +23,21 @@ MISSING_TEXT = (
 )
 
 
+def standard_input() -> BinaryIO:
+    """Standard input, which the arguments name by "-". UsageError: it is closed."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise click.UsageError("- is standard input, which is closed here.")
+    return sys.stdin.buffer
+
+
 def read_stdin(missing: str, *, named: bool) -> str:
     """The text in standard input. named: the arguments contain "-", so that a terminal is read, too.
 
     UsageError: standard input is closed, or a terminal that is not named; `missing` is the message.
     """
-    if sys.stdin is None or sys.stdin.closed or (not named and sys.stdin.isatty()):
-        raise click.UsageError(missing if not named else "- is standard input, which is closed here.")
-    text = decode_utf8(sys.stdin.buffer.read(), "standard input")
+    if not named and (sys.stdin is None or sys.stdin.closed or stdin_is_terminal()):
+        raise click.UsageError(missing)
+    text = decode_utf8(standard_input().read(), "standard input")
     if not text and not named:
         raise click.UsageError(missing)
     return text

@@ -87,11 +87,12 @@ def run(
     if outcome is None:
         note(f"Note: the rows of {call.out} were complete; the file was renamed to its final name.")
     elif as_json:
-        emit({"out": str(call.out), "rows": outcome.rows, "missing": outcome.missing,
+        emit({"out": str(call.out), "rows": outcome.written, "read": outcome.rows, "missing": outcome.missing,
               "seconds": time.perf_counter() - started})  # fmt: skip
     else:
         say(
-            f"{call.out}: {outcome.rows:,} row{'' if outcome.rows == 1 else 's'}"
+            f"{call.out}: {outcome.written:,} row{'' if outcome.written == 1 else 's'}"
+            + (f" from {outcome.rows:,}" if outcome.written != outcome.rows else "")
             + (f", {outcome.missing:,} without a result" if outcome.missing else "")
         )
 

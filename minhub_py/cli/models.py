@@ -25,6 +25,7 @@ from minhub_py.cli.options import (
 )
 from minhub_py.cli.output import emit, progress_bar, say, table
 from minhub_py.registry import ARCHITECTURES
+from minhub_py.system.console import stdin_is_terminal
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
         raise click.UsageError(f"{repo} is included in the package and cannot be deleted.")
     plan = cache.plan_deletion(repo, revision)
     if not yes:
-        if not sys.stdin.isatty():
+        if not stdin_is_terminal():
             raise click.UsageError(f"Deleting {repo} requires confirmation: add --yes.")
         commits = ", ".join(commit[:7] for commit in plan.commits)
         click.confirm(f"Delete {displayed(repo)} ({commits}; {size(plan.size)})?", abort=True, err=True)

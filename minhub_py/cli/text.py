@@ -9,7 +9,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
-from minhub_py.cli.inputs import read_stdin, unread_pipe
+from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
 from minhub_py.cli.loading import decode_utf8, encode, open_model
 from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
 from minhub_py.cli.output import emit, progress_bar
@@ -191,6 +191,8 @@ def score(
     source = "standard input" if files[0] == "-" else files[0]
 
     def read() -> str:
+        if files[0] == "-":
+            return decode_utf8(standard_input().read(), source)
         file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
         return decode_utf8(file.read(), source)
 

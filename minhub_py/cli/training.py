@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import standard_input
 from minhub_py.cli.options import Seed, add_options, json_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
@@ -158,7 +158,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
         if resume is not None:
             run = training.resume(resume, listener=console, **settings)
         else:
-            sources = [sys.stdin.buffer if str(path) == "-" else path for path in text]
+            sources = [standard_input() if str(path) == "-" else path for path in text]
             run = training.train(sources, folder, listener=console, **settings)
         command, argument = USES.get(run.settings.objective or "text", ("generate", "PROMPT"))
         console.finished(run.best, run.unit, folder, f": minhub {command} {shlex.quote(str(folder))} {argument}")

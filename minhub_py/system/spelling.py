@@ -16,6 +16,10 @@ from typing import ClassVar
 from minhub_py.system.habits import argument_hint
 
 
+class SettingError(ValueError):
+    """A setting has a value that this model or machine does not support. In the shell, the exit status is 2."""
+
+
 class Spelling:
     """Messages for Python."""
 

@@ -68,6 +68,8 @@ def test_commands_for_encoders_read_pipes(tmp_path: Path) -> None:
         ("pll {} - <&-", "- is standard input, which is closed here."),
         ("generate {} - <&-", "- is standard input, which is closed here."),
         ("generate {} <&-", "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."),
+        ("score {} - <&-", "- is standard input, which is closed here."),
+        ("train - --out {} <&-", "- is standard input, which is closed here."),
         ("chat {} <&-", "Standard input is closed: give a MESSAGE."),
         ("embed {} - text", "- is standard input: give only - or only texts."),
         ("embed {} ''", "The texts are empty"),
