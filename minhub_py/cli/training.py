@@ -124,7 +124,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       minhub train input.txt --out run --sample "ROMEO:"
       minhub generate run "ROMEO:"
       minhub train notes.txt --from gpt2 --lora 16 --out run
-      torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
+      torchrun --nproc-per-node 2 -m minhub_py train input.txt --out run
 
     Files with examples (.jsonl, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages (chats;
     loss on the replies only); prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label

@@ -7,7 +7,7 @@
     run = resume("run", steps=6000)
 
 `settings.Settings` lists all settings, `loop.py` contains the training loop, and `checkpoint.py` describes the folder.
-The shell command is `minhub train`; for several processes, `torchrun -m minhub_py.training` with the same arguments.
+The shell command is `minhub train`; for several processes, `torchrun -m minhub_py train` with the same arguments.
 """
 
 import os

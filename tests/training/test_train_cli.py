@@ -320,7 +320,7 @@ def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, numbe
     """
     run = tmp_path / "my run"
     program = sys.executable if number == signal.SIGINT else python()
-    words = [program, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    words = [program, "-m", "minhub_py", "train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
     with subprocess.Popen(
         [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
