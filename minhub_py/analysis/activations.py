@@ -57,7 +57,7 @@ class Activations(Result):
         return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _repr_html_(self) -> str:
-        sizes = {"point": [*self.values], "rows": [len(rows) for rows in self.values.values()],
+        sizes: dict[str, list[Any]] = {"point": [*self.values], "rows": [len(rows) for rows in self.values.values()],
                  "channels": [rows.size(1) for rows in self.values.values()]}  # fmt: skip
         return html.note([f"Activations of {len(set(self.texts)):,} texts"]) + html.table(sizes)
 

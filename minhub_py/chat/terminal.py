@@ -46,9 +46,9 @@ class QuitError(Exception):
 
 
 def run(chat: Chat, name: str, message: str | None = None) -> None:
-    """Chat until the input ends, or send one message. A terminal shows errors, except those of one message.
+    """Chat until the input ends, or send one message.
 
-    ValueError, OSError: a message failed.
+    ValueError, OSError: a message failed. A terminal without `message` shows errors instead.
     """
     with suppress(QuitError):
         if message is not None:
@@ -69,7 +69,7 @@ def say_once(chat: Chat, message: str) -> None:
 
 
 def note_template(chat: Chat) -> None:
-    """Print a note if the model has no chat template of its own."""
+    """Print the note of a model without a chat template."""
     if chat.template.note:
         note(f"Note: {chat.template.note}", dim=True)
 

@@ -81,7 +81,7 @@ def input_files(arguments: Sequence[str], column: str = "text") -> Iterator[list
         raise click.UsageError("--column is for the rows of files: remove it, or give names of files.")
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise click.UsageError("The texts are empty: give at least one that is not.")
+        raise click.UsageError("The texts are empty: give at least one word.")
     with TemporaryDirectory(prefix="minhub-") as folder:
         file = Path(folder) / "texts.jsonl"
         file.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")

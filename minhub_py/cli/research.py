@@ -1,6 +1,7 @@
 """The commands `words`, `embed`, `activations` and `annotate`, for texts or the rows of files."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,23 @@ def words(
         "ignore_regex": ignore_regex, "bos": bos, "correct": correct, "renyi": list(renyi), "premise": premise,
         "lags": lags,
     }  # fmt: skip
+    if by and not is_set("column"):
+        table["column"] = "word"
+    word, prefix = table["column"] if by else f"{table['prefix']}word", table["prefix"]
+    draw = None if plot is None else partial(plot_words, word=word, by=by, prefix=prefix, path=plot)
     if by:
         settings["sep"] = " " if sep is None else sep
-        if not is_set("column"):
-            table["column"] = "word"
-        jobs.run("words_by", model, texts, table, settings, loading, as_json, columns=list(dict.fromkeys(by)),
-                 plot=plot and (lambda rows: plot_words(rows, table["column"], by, plot)))  # fmt: skip
+        keys = list(dict.fromkeys(by))
+        jobs.run("words_by", model, texts, table, settings, loading, as_json, columns=keys, plot=draw)
     else:
-        jobs.run("words", model, texts, table, settings, loading, as_json, hidden=table["column"],
-                 plot=plot and (lambda rows: plot_words(rows, "word", (), plot)))  # fmt: skip
+        jobs.run("words", model, texts, table, settings, loading, as_json, hidden=table["column"], plot=draw)
 
 
-def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], path: Path) -> None:
-    """Plot the surprisal of words. word, by: the columns of the words and, if rows are words, of their texts."""
+def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], prefix: str, path: Path) -> None:
+    """Plot the surprisal of words.
+
+    word, by: the columns of the words and, if rows are words, of their texts.    prefix: of the new columns.
+    """
     from minhub_py.analysis.plots import plot_surprisal
 
     texts: list[list[tuple[str, float | None]]] = []
@@ -108,9 +113,9 @@ def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], 
         key = [row[name] for name in by] if by else None
         if row.get(word) is None:
             continue
-        if not texts or key != previous or (not by and row["word_n"] == 1):
+        if not texts or key != previous or (not by and row[f"{prefix}word_n"] == 1):
             texts.append([])
-        texts[-1].append((row[word], row["surprisal"]))
+        texts[-1].append((row[word], row[f"{prefix}surprisal"]))
         previous = key
     plot_surprisal(texts, path)
 

@@ -120,7 +120,7 @@ def generate(
 ) -> list[Results]:  # fmt: skip
     """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk.
 
-    settings: of `generate`; the defaults are those of the model.
+    settings: of `generate`. By default, the model's own.
     draft: the identifier of a draft model, or "mtp" for the model's head for multi-token prediction.
     """
     from minhub_py.chat.defaults import default_sampling

@@ -23,7 +23,7 @@ class Columns(dict[str, Any]):
     def to_pandas(self) -> Any:
         """The columns as a pandas.DataFrame. ValueError: pandas is not installed."""
         require("pandas")
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         return pd.DataFrame(dict(self))
 

@@ -136,7 +136,8 @@ def test_threads_limit_the_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -
 def test_words_are_plotted(tmp_path: Path) -> None:
     plot = tmp_path / "out.png"
     (tmp_path / "in.csv").write_text("item,word\n1,To\n1,be\n2,Good\n2,morrow\n")
-    for arguments in (("To be", "Good morrow"), (tmp_path / "in.csv", "--by", "item")):
+    file = tmp_path / "in.csv"
+    for arguments in (("To be", "Good morrow"), ("To be", "--prefix", "x_"), (file, "--by", "item", "--prefix", "x_")):
         plot.unlink(missing_ok=True)
         result = succeeded("words", GPT2, *arguments, "--plot", plot)
         assert "SURPRISAL" in result.stdout
