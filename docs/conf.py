@@ -1,7 +1,7 @@
 """Configuration of the documentation. `make docs` builds it without network access into docs/_build/html.
 
 Before Sphinx reads the pages, this file generates the R reference from the package's Rd files and a page from each
-notebook. sphinx-click generates the command reference.
+notebook. sphinx-click generates the command reference from the help texts, which this file marks up.
 """
 
 import html
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -29,6 +30,7 @@ myst_heading_anchors = 3
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 nitpicky = False
+smartquotes = False  # option names and quotes can be copied from the text
 autodoc_typehints = "none"  # signatures with all types are unreadable; docstrings state types
 autodoc_member_order = "bysource"
 
@@ -94,6 +96,40 @@ def notebook_pages() -> None:
         title, *body = cells
         note = f"This page is the notebook `docs/notebooks/{source.name}`."
         source.with_suffix(".md").write_text("\n\n".join([title, note, *body]) + "\n", encoding="utf-8")
+
+
+def literal(line: str) -> str:
+    """A line of a help text as reStructuredText: code in double backquotes, and no other markup."""
+    parts = re.split(r"`([^`]*)`", line)
+    return "".join(f"``{part}``" if i % 2 else re.sub(r"([*_|\\])", r"\\\1", part) for i, part in enumerate(parts))
+
+
+def mark_up_description(_app: object, _context: object, lines: list[str]) -> None:
+    """Show the examples of a help text as code: indented lines, which begin with "| " if click must not wrap them."""
+    marked: list[str] = []
+    is_code = False
+    for line in lines:
+        text = line.removeprefix("| ")
+        if text.startswith(" ") and not is_code:
+            marked += [".. code-block:: text", ""]
+        is_code = text.startswith(" ")
+        marked += [f"   {text.strip()}" if is_code else literal(text)]
+        marked += [""] * (text == "")
+    lines[:] = marked
+
+
+def mark_up_options(_app: object, _context: object, lines: list[str]) -> None:
+    """Quote code in the help of options; the directives and fields of sphinx-click remain."""
+    required = "    **Required** "
+    for number, line in enumerate(lines):
+        start = required if line.startswith(required) else ""
+        if not line.lstrip().startswith((".. ", ":default:", ":options:")):
+            lines[number] = start + literal(line.removeprefix(start))
+
+
+def setup(app: Any) -> None:
+    app.connect("sphinx-click-process-description", mark_up_description)
+    app.connect("sphinx-click-process-options", mark_up_options)
 
 
 r_pages()

@@ -26,7 +26,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.fitting import check_architecture, describe, fit, with_values
-from minhub_py.inference.arguments import check_tokenizer, model_of
+from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
@@ -34,10 +34,12 @@ from minhub_py.models.steps import LayerInputs
 from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
+from minhub_py.system.habits import with_hints
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 
 
+@with_hints
 def from_pretrained(
     identifier: str | os.PathLike[str],
     revision: str = "main",
@@ -353,6 +355,7 @@ def save_pretrained(
         OSError: The disk is full or not writable. Existing files of the folder are then unchanged.
     """
     own: LanguageModel = model_of(model, "save_pretrained()")
+    check_path("folder", folder)
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     if getattr(own, "attached", None) is not None:
         raise ValueError("save_pretrained() does not save a model with an adapter: save the adapter with "
@@ -423,7 +426,7 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         ValueError: Also for a model of another architecture; the message names the right function.
     """
     names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
-    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, pretrained), strict=True))
+    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, with_hints(pretrained)), strict=True))
     for name, function in points.items():
         function.__name__ = function.__qualname__ = name
     return points

@@ -5,6 +5,7 @@ that the pages name. Blocks marked `text` are not run: installations, several ma
 """
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -15,12 +16,14 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 from docs_models import publish
 from fast_python import programs, python
 from hub_server import HubServer
 from paths import ROOT, TEXT
 
+from minhub_py.cli.main import main
 from minhub_py.registry import ENTRIES
 
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
@@ -128,24 +131,73 @@ class Addresses(HTMLParser):
         self.found += [value or "" for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
 
 
-@pytest.mark.skipif(shutil.which("Rscript") is None, reason="R is not installed")
-def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+class Text(HTMLParser):
+    """The text of a page, and its code blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.blocks: list[str] = []
+        self.in_block = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "pre":
+            self.in_block = True
+            self.blocks.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_block = self.in_block and tag != "pre"
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+        if self.in_block:
+            self.blocks[-1] += data
+
+
+def text_of(page: Path) -> Text:
+    parser = Text()
+    parser.feed(page.read_text(encoding="utf-8"))
+    return parser
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The website, built as by `make docs`, where a warning is an error."""
     pytest.importorskip("furo", reason="the extra docs is not installed: pip install '.[docs]'")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-b",
-        "html",
-        str(ROOT / "docs"),
-        str(tmp_path),
-    ]
+    if shutil.which("Rscript") is None:
+        pytest.skip("R is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    options = ["-W", "--keep-going", "-q", "-b", "html"]
+    command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert process.returncode == 0, process.stderr
-    for file in tmp_path.rglob("*.html"):
+    return folder
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    for file in site.rglob("*.html"):
         parser = Addresses()
         parser.feed(file.read_text(encoding="utf-8"))
         assert not [address for address in parser.found if re.match(r"(https?:)?//", address)], file
+
+
+def test_pages_contain_no_markup_of_their_sources_and_no_replaced_characters(site: Path) -> None:
+    for file in site.rglob("*.html"):
+        prose = "".join(text_of(file).parts)
+        assert not re.findall(r"\.\. [a-z:-]+::|^:\w+:`|\n```", prose), file
+        assert not re.findall(r"[“”]|\s–[a-z]", prose), file  # straight quotes and -- are typed in a shell
+
+
+def test_the_command_reference_quotes_every_help_text(site: Path) -> None:
+    page = site / "reference" / "command.html"
+    text, html = text_of(page), page.read_text(encoding="utf-8")
+    prose = " ".join("".join(text.parts).split())
+    examples = {line.strip() for block in text.blocks for line in block.splitlines()}
+    for name, command in main.commands.items():
+        for line in inspect.cleandoc(command.help or "").splitlines():
+            expected = " ".join(line.replace("`", "").replace("\b", "").split())
+            assert (expected in examples) if line.startswith("  ") else (expected in prose), line
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert f'id="cmdoption-minhub-{name}-{option.opts[0].lstrip("-")}"' in html, option.opts
+                assert " ".join((option.help or "").replace("`", "").split()) in prose, option.help

@@ -108,7 +108,7 @@ def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
 def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="takes models of this package, not Linear"):
         minhub_py.save_pretrained(torch.nn.Linear(1, 1), tmp_path)
-    with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not str"):
+    with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not its name"):
         minhub_py.save_pretrained(minhub_py.lstm(hidden_size=2, embedding_size=2), tmp_path, "gpt2")
     assert not any(tmp_path.iterdir())
 

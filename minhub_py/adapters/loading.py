@@ -9,6 +9,7 @@ from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
 from minhub_py.adapters.heads import base_of
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.storage import read_object
+from minhub_py.inference.arguments import check_path
 from minhub_py.models.base import LanguageModel
 
 AdapterSource = str | os.PathLike[str]
@@ -42,6 +43,7 @@ def adapter_folders(
 
 def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
     """The folder, if the identifier is a local folder with an adapter but without a model."""
+    check_path("the model", identifier)
     folder = Path(os.path.expanduser(os.fspath(identifier)))
     return folder if (folder / CONFIG).is_file() and not (folder / "config.json").exists() else None
 

@@ -5,18 +5,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minhub_py.analysis.points import ENCODER, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, rows_of_texts, token_strings
 from minhub_py.inference.arguments import model_of
+from minhub_py.system import html
+from minhub_py.system.tables import Columns, Result
 
 POOLS = ("none", "last", "mean")
 
 
+ROW_COLUMNS = {"text": "texts", "position": "positions", "token": "tokens", "id": "ids"}  # and attributes
+
+
 @dataclass(frozen=True)
-class Activations:
+class Activations(Result):
     """Activations at named points, with a row for each token, or for each text if they are pooled.
 
     Attributes:
@@ -36,6 +42,24 @@ class Activations:
     def __getitem__(self, name: str) -> Tensor:
         """The rows of a point. KeyError: the activations do not contain it."""
         return self.values[name]
+
+    def table(self) -> Columns:
+        """A row for each value: text, position, token, id, point, channel (from 0) and value."""
+        parts: list[Columns] = []
+        for name, rows in self.values.items():
+            size = rows.size(1)
+            numbers = np.arange(len(rows)).repeat(size)
+            part = Columns({column: np.array(getattr(self, source))[numbers] for column, source in ROW_COLUMNS.items()})
+            part["point"] = np.full(rows.numel(), name)
+            parts.append(
+                Columns(part | {"channel": np.tile(np.arange(size), len(rows)), "value": rows.flatten().numpy()})
+            )
+        return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    def _repr_html_(self) -> str:
+        sizes: dict[str, list[Any]] = {"point": [*self.values], "rows": [len(rows) for rows in self.values.values()],
+                 "channels": [rows.size(1) for rows in self.values.values()]}  # fmt: skip
+        return html.note([f"Activations of {len(set(self.texts)):,} texts"]) + html.table(sizes)
 
 
 @torch.no_grad()

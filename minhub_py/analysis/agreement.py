@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from minhub_py.analysis import plots
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import check_integer
+from minhub_py.inference.arguments import check_integer, check_list
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ BLOCK = 100  # bootstrap samples at a time
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(Result):
     """The agreement of raters.
 
     categories: the labels in order.    confusion: counts (K, K), rows for the first rater; None for three or more.
@@ -74,8 +74,13 @@ class Agreement:
     def __str__(self) -> str:
         return f"Agreement of {self.raters} raters, {self.units:,} units\n{self.columns}"
 
-    def _repr_html_(self) -> str:
-        return self.columns._repr_html_()
+    def table(self) -> Columns:
+        """As `columns`."""
+        return self.columns
+
+    def heading(self) -> list[str]:
+        """The numbers of raters and units."""
+        return [f"Agreement of {self.raters} raters", f"{self.units:,} units"]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the confusion matrix of two raters. ValueError: three or more raters, or no matplotlib."""
@@ -114,6 +119,8 @@ def agreement(
         ValueError: Fewer than two raters, different numbers of units, no unit with two labels, a label that is not in
             `categories`, or labels that are not numbers for "interval" and "ratio".
     """
+    for number, values in enumerate(raters, 1):
+        check_list(f"rater {number}", values, "labels")
     rows = [list(values) for values in raters]
     if len(rows) < 2:
         raise ValueError("agreement() needs at least two raters: pass the labels of each as one list")

@@ -27,7 +27,7 @@ from warnings import warn
 import numpy as np
 
 from minhub_py.analysis.codebook import Codebook, codebook_of
-from minhub_py.analysis.columns import Columns, label_columns
+from minhub_py.analysis.columns import label_columns
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.prompts import Prompt, prompt_of
 from minhub_py.analysis.scores import token_scores
@@ -35,6 +35,7 @@ from minhub_py.analysis.segments import as_texts, length_without_end
 from minhub_py.analysis.tokens import encodings
 from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.tables import Columns
 
 Array = np.ndarray[Any, Any]
 Calibration = Literal["contextual", "pmi"]

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +20,15 @@ from minhub_py.models.attention import attention_weights as weights_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.cache import KeyValues
 from minhub_py.models.encoder import EncoderDecoder
+from minhub_py.system import html
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
+class AttentionWeights(Result):
     """Attention weights of a text.
 
     Attributes:
@@ -41,6 +44,20 @@ class AttentionWeights:
     layers: list[int]
     weights: Tensor = field(repr=False)
     layer_count: int = 0
+
+    def table(self) -> Columns:
+        """A row for each weight: layer and head (from 1), query and key (positions from 0) and weight."""
+        numbers = np.indices(tuple(self.weights.shape)).reshape(4, -1)
+        names = ("layer", "head", "query", "key")
+        columns = Columns(zip(names, (np.array(self.layers)[numbers[0]], numbers[1] + 1, *numbers[2:]), strict=True))
+        return Columns(columns | {"weight": self.weights.flatten().numpy()})
+
+    def _repr_html_(self) -> str:
+        layers, heads = self.weights.shape[:2]
+        tokens = [str(id) if token is None else token for token, id in zip(self.tokens, self.ids, strict=True)]
+        return html.note([f"Attention weights of {layers} layers with {heads} heads", f"{len(tokens):,} tokens"]) + (
+            html.text(" ".join(tokens[: html.MAX_ROWS]))
+        )
 
     def rollout(self) -> Tensor:
         """Attention rollout: how much of each token reaches each layer, if residual connections carry half of it.

@@ -26,10 +26,11 @@ from minhub_py.analysis.points import ENCODER, Points, norms_between_additions, 
 from minhub_py.analysis.tokens import Text, single_row
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.steps import Add, Linear, Logits, Norm, Recurrent, ScaleResidual
+from minhub_py.system.tables import Columns, Result
 
 
 @dataclass(frozen=True)
-class Attribution:
+class Attribution(Result):
     """The parts of a logit, or of the difference of two logits.
 
     Attributes:
@@ -41,6 +42,14 @@ class Attribution:
     components: list[str]
     values: list[float]
     logit: float
+
+    def table(self) -> Columns:
+        """Columns component and value."""
+        return Columns(component=self.components, value=self.values)
+
+    def heading(self) -> list[str]:
+        """The logit."""
+        return [f"logit {self.logit:.4g}"]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.columns import Columns, label_columns, value_names
+from minhub_py.analysis.columns import label_columns, value_names
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress, Span, predict
 from minhub_py.analysis.segments import as_texts
@@ -25,6 +25,7 @@ from minhub_py.inference.arguments import check_integer, check_tokenizer, decode
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.encoder import Classifier, Encoder
 from minhub_py.system.spelling import call_name
+from minhub_py.system.tables import Columns
 
 HYPOTHESIS = "This example is {}."
 # Qwen3-Reranker's prompt.

@@ -15,14 +15,15 @@ from torch import Tensor
 from minhub_py.analysis.activations import activations
 from minhub_py.analysis.points import Points, recipe_of
 from minhub_py.analysis.tokens import Text
-from minhub_py.inference.arguments import model_of
+from minhub_py.inference.arguments import check_list, model_of
 from minhub_py.system.extras import require
+from minhub_py.system.tables import Columns, Result
 
 METHODS = ("mean", "pca", "logistic")
 
 
 @dataclass(frozen=True)
-class Direction:
+class Direction(Result):
     """A direction at a point.
 
     Attributes:
@@ -37,6 +38,16 @@ class Direction:
     method: str
     vector: Tensor = field(repr=False)
     projections: tuple[Tensor, Tensor] = field(repr=False)
+
+    def table(self) -> Columns:
+        """The projection of each text: columns group ("positive" or "negative") and projection."""
+        positive, negative = self.projections
+        groups = ["positive"] * len(positive) + ["negative"] * len(negative)
+        return Columns(group=groups, projection=torch.cat((positive, negative)).numpy())
+
+    def heading(self) -> list[str]:
+        """The point, the method and the accuracy."""
+        return [f"Direction at {self.at}", f"{len(self.vector)} channels", self.method, f"accuracy {self.accuracy:.2f}"]
 
     @property
     def unit(self) -> Tensor:
@@ -93,7 +104,8 @@ def direction(
         raise ValueError(f'pool must be "last" or "mean", not {pool!r}')
     groups = []
     for name, texts in (("positive", positive), ("negative", negative)):
-        if isinstance(texts, str) or not len(texts):
+        check_list(name, texts, "texts")
+        if not len(texts):
             raise ValueError(f"{name} must be a list of at least one text, not {texts!r}")
         groups.append(activations(model, tokenizer, texts, point.name, pool=pool)[point.name])
     vector = vector_of(groups[0], groups[1], method)

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from minhub_py.analysis import plots
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import check_integer
+from minhub_py.inference.arguments import check_integer, check_list
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ ROUNDS = 100  # of Newton's method
 
 
 @dataclass(frozen=True)
-class Estimates:
+class Estimates(Result):
     """Coefficients with standard errors and intervals.
 
     covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number of human labels.
@@ -85,8 +85,14 @@ class Estimates:
             f"intervals\n{self.columns}"
         )
 
-    def _repr_html_(self) -> str:
-        return self.columns._repr_html_()
+    def table(self) -> Columns:
+        """As `columns`."""
+        return self.columns
+
+    def heading(self) -> list[str]:
+        """The numbers of texts, and the method."""
+        return [f"{self.texts:,} texts", f"{self.coded:,} with a human label", f"method {self.method}",
+                f"{self.confidence:.0%} intervals"]  # fmt: skip
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the estimates with intervals, next to estimates from the model's labels alone. Requires matplotlib."""
@@ -118,6 +124,7 @@ def choose_for_coding(
     Raises:
         ValueError: A margin or uncertainty out of range, or more texts than available.
     """
+    check_list("margin", margin, "numbers")
     values = np.array(list(margin), float)
     n = check_integer("n", n, 1)
     if not 0 < minimum <= 1:

@@ -6,15 +6,19 @@ Source: Olsson et al. (2022), "In-context Learning and Induction Heads".
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minhub_py.analysis.attention import attention_weights
 from minhub_py.inference.arguments import check_integer, decoder_of
+from minhub_py.system.tables import Columns, Result
+
+SCORES = ("induction", "previous_token", "duplicate_token")
 
 
 @dataclass(frozen=True)
-class HeadScores:
+class HeadScores(Result):
     """Scores from 0 to 1 of each head, float32 (layers, heads).
 
     Attributes:
@@ -28,6 +32,17 @@ class HeadScores:
     induction: Tensor
     previous_token: Tensor
     duplicate_token: Tensor
+
+    def table(self) -> Columns:
+        """A row for each head: layer and head (from 1), induction, previous_token and duplicate_token."""
+        count = self.induction.size(1)
+        scores = {name: getattr(self, name).flatten().numpy() for name in SCORES}
+        heads = np.tile(np.arange(1, count + 1), len(self.layers))
+        return Columns({"layer": np.repeat(self.layers, count), "head": heads, **scores})
+
+    def heading(self) -> list[str]:
+        """The numbers of layers and heads."""
+        return [f"Scores of {len(self.layers)} layers with {self.induction.size(1)} heads"]
 
 
 def head_scores(model: Any, *, length: int = 50, samples: int = 4, seed: int = 0) -> HeadScores:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.tokens import Text, token_strings
 from minhub_py.inference.arguments import check_integer, decoder_of
 from minhub_py.models.steps import Linear, Norm, Step
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +28,7 @@ POSITIONS = 128
 
 
 @dataclass(frozen=True)
-class LayerPredictions:
+class LayerPredictions(Result):
     """Predictions of each layer at each token of a text.
 
     Attributes:
@@ -44,6 +46,20 @@ class LayerPredictions:
     predicted: Tensor = field(repr=False)
     probs: Tensor = field(repr=False)
     names: dict[int, str | None] = field(repr=False)
+
+    def table(self) -> Columns:
+        """A row for each prediction: layer, position (from 0), token, rank (from 1), predicted and prob."""
+        layer, position, rank = np.indices(tuple(self.predicted.shape)).reshape(3, -1)
+        ids = self.predicted.flatten().tolist()
+        return Columns({
+            "layer": np.array(self.layers)[layer], "position": position,
+            "token": [self.tokens[number] for number in position], "rank": rank + 1,
+            "predicted": [self.names[id] for id in ids], "prob": self.probs.flatten().numpy(),
+        })  # fmt: skip
+
+    def heading(self) -> list[str]:
+        """The numbers of layers and tokens."""
+        return [f"Predictions of {len(self.layers)} layers", f"{len(self.ids):,} tokens"]
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, start: int = 0, most: int = 14) -> "Figure":
         """Draw the most likely token of each layer (rows) at each token of the text (columns).

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.encoders import Input, hidden_states, inputs_of
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
@@ -23,6 +22,7 @@ from minhub_py.analysis.tokens import token_strings
 from minhub_py.inference.arguments import check_integer, check_tokenizer, model_of
 from minhub_py.models.encoder import Encoder
 from minhub_py.models.heads import MaskedLMHead
+from minhub_py.system.tables import Columns
 
 MASKS = ("[MASK]", "<mask>")
 # Rows of logits at a time: bounds the memory for large vocabularies.

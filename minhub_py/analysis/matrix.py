@@ -12,7 +12,7 @@ from torch import Tensor
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.surprisal import refuse_encoder_decoder
 from minhub_py.analysis.tokens import encodings, token_strings
-from minhub_py.inference.arguments import decoder_of
+from minhub_py.inference.arguments import check_list, decoder_of
 from minhub_py.inference.generate import check_ids
 
 
@@ -47,6 +47,8 @@ def logprob_matrix(
     """
     model = decoder_of(model, "logprob_matrix()")
     refuse_encoder_decoder(model)
+    if not isinstance(texts, str):
+        check_list("texts", texts, "texts")
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     if all(isinstance(text, str) for text in items):
         rows = [list(encoding.ids) for encoding in encodings(model, tokenizer, items)]

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minhub_py.analysis import plots
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.formulas import parse
 from minhub_py.analysis.predictions import Progress, Span
 from minhub_py.analysis.scores import Array, Scores
@@ -37,6 +36,7 @@ from minhub_py.analysis.segments import Segments, encode_parts
 from minhub_py.analysis.surprisal import bos_token_id, refuse_encoder_decoder
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ Z = 1.959963984540054  # of a 95 % interval
 
 
 @dataclass(frozen=True)
-class MinimalPairs:
+class MinimalPairs(Result):
     """The result of `minimal_pairs`.
 
     columns: one value per pair: phenomenon, good, bad (the sentences), logprob_good, logprob_bad (nats), difference
@@ -70,6 +70,10 @@ class MinimalPairs:
 
     def __str__(self) -> str:
         return str(self.accuracy)
+
+    def table(self) -> Columns:
+        """The results of the pairs, as `columns`."""
+        return self.columns
 
     def _repr_html_(self) -> str:
         return self.accuracy._repr_html_()

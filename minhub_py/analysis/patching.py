@@ -18,6 +18,7 @@ from minhub_py.analysis.activations import forward, recorder
 from minhub_py.analysis.points import ENCODER, Edit, Point, Points, edited, recipe_of
 from minhub_py.analysis.tokens import Text, single_row, token_strings
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_text, is_whole, model_of
+from minhub_py.system.tables import Columns, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ Metric = tuple[str | int, str | int] | Callable[[Tensor], float]
 
 
 @dataclass(frozen=True)
-class Patching:
+class Patching(Result):
     """Results of activation patching.
 
     Attributes:
@@ -60,12 +61,16 @@ class Patching:
             raise ValueError("the clean and the corrupted run have the same metric: use texts that differ in it")
         return (self.values[kind] - self.corrupted) / (self.clean - self.corrupted)
 
-    def table(self) -> dict[str, list[Any]]:
+    def heading(self) -> list[str]:
+        """The metrics of the two runs."""
+        return [f"clean run: {self.clean:.4g}", f"corrupted run: {self.corrupted:.4g}"]
+
+    def table(self) -> Columns:
         """Columns with a row for each patched run: kind, layer, position, head, token, value.
 
         Layers and heads count from 1, positions from 0; None where a column does not apply.
         """
-        columns: dict[str, list[Any]] = {name: [] for name in ("kind", "layer", "position", "head", "token", "value")}
+        columns = Columns({name: [] for name in ("kind", "layer", "position", "head", "token", "value")})
         for kind, values in self.values.items():
             for row, numbers in enumerate(values.tolist()):
                 for column, number in enumerate(numbers):

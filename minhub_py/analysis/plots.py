@@ -6,9 +6,9 @@ The functions receive arrays and labels. The result classes call them, and this 
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ INK, GREY, BLUE, VERMILLION = "#30343b", "#70757d", "#0072B2", "#D55E00"  # the 
 LABELLED_SINGLE, LABELLED_GRID = 60, 28
 MAX_THUMBNAILS = 144  # heads of all layers; more are shown as means
 MAX_LABEL = 14  # characters of a token
+WORDS_PER_LINE, MAX_LINES = 25, 20  # of a plot of surprisal
 
 
 def plot_attention(
@@ -237,6 +238,27 @@ def plot_accuracy(accuracy: Mapping[str, Any], path: Picture) -> "Figure":
     return save(figure, path)
 
 
+def plot_surprisal(texts: Sequence[Sequence[tuple[str, float | None]]], path: Picture) -> "Figure":
+    """The surprisal (bits) of each word of texts, in lines of at most WORDS_PER_LINE words; None for no value."""
+    lines = [text[start : start + WORDS_PER_LINE] for text in texts for start in range(0, len(text), WORDS_PER_LINE)]
+    drawn, total = lines[:MAX_LINES], sum(map(len, texts))
+    if not any(value is not None for line in drawn for _, value in line):
+        raise ValueError("no word has a surprisal: give texts of two or more words")
+    width = max(map(len, drawn))
+    figure = new_figure(2.0 + 0.36 * max(width, 8), 0.8 + 1.7 * len(drawn))
+    for axes, line in zip(figure.subplots(len(drawn), sharey=True, squeeze=False)[:, 0], drawn, strict=True):
+        axes.bar(range(len(line)), [value or 0 for _, value in line], width=0.7, color=BLUE)
+        axes.set_xticks(range(len(line)), [token_label(word) for word, _ in line], rotation=45, ha="right")
+        axes.set_xlim(-0.6, width - 0.4)
+        axes.tick_params(axis="x", length=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    count = sum(map(len, drawn))
+    figure.supylabel("surprisal (bits)", fontsize=10)
+    if count < total:
+        figure.supxlabel(f"the first {count:,} of {total:,} words", fontsize=9, color=GREY)
+    return save(figure, path)
+
+
 TITLES = {"resid": "Residual stream", "attn": "Attention", "mlp": "MLP", "heads": "Heads, all positions"}
 
 
@@ -275,8 +297,7 @@ def plot_patching(effects: Mapping[str, Any], tokens: Sequence[str], path: Pictu
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure; sizes in inches. ValueError: matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ValueError("plots need matplotlib: pip install matplotlib")
+    require("plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

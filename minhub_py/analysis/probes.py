@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from minhub_py.analysis.tokens import is_missing
-from minhub_py.inference.arguments import check_integer, is_number
+from minhub_py.inference.arguments import check_integer, check_list, is_number
 from minhub_py.system.extras import require
+from minhub_py.system.tables import Columns, Result
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Result):
     """The result of a probe.
 
     Attributes:
@@ -41,6 +42,16 @@ class Probe:
     folds: np.ndarray = field(repr=False)
     classes: list[Any]
     coef: np.ndarray = field(repr=False)
+
+    def table(self) -> Columns:
+        """The prediction and the fold of each row."""
+        return Columns(prediction=self.predictions, fold=self.folds)
+
+    def heading(self) -> list[str]:
+        """The score with its interval, and the scores to compare it with."""
+        lower, upper = self.interval
+        return [f"{self.metric} {self.score:.3f} ({lower:.3f} to {upper:.3f})", f"shuffled labels {self.control:.3f}",
+                f"baseline {self.baseline:.3f}"]  # fmt: skip
 
 
 def probe(
@@ -70,6 +81,8 @@ def probe(
             values that are missing; or scikit-learn is not installed.
     """
     require("probe")
+    check_list("activations", activations, "rows")
+    check_list("y", y, "labels")
     x = np.asarray(activations, dtype=np.float64)
     labels = np.asarray(y)
     owners = np.arange(len(labels)) if groups is None else np.asarray(groups)

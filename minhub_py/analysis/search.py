@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minhub_py.analysis.columns import Columns
 from minhub_py.inference.arguments import check_integer
+from minhub_py.system.tables import Columns
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 

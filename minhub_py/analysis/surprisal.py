@@ -17,7 +17,6 @@ from warnings import warn
 import numpy as np
 from torch import Tensor
 
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.measures import (
     Boundaries,
     Measures,
@@ -31,10 +30,11 @@ from minhub_py.analysis.predictions import Progress, Span, log_normalizers, pred
 from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
 from minhub_py.analysis.tokens import encodings, token_strings
-from minhub_py.inference.arguments import check_integer, decoder_of
+from minhub_py.inference.arguments import check_integer, check_list, decoder_of, is_text
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
+from minhub_py.system.tables import Columns
 
 NO_MEASURES = Measures()
 
@@ -181,6 +181,8 @@ def next_tokens(
         ValueError: A context has no tokens; or the model or the tokenizer is invalid, as in `word_logprobs`.
     """
     model = decoder_of(model, "next_tokens()")
+    if not is_text(contexts):
+        check_list("contexts", contexts, "texts")
     n = min(check_integer("n", n, 1), model.config.vocab_size)
     prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
     if prompts and all(isinstance(text, str) for text in prompts):

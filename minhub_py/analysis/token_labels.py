@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.encoders import TEXTS, hidden_states, special_tokens_before, windows_of_texts
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.segments import as_texts
 from minhub_py.inference.arguments import check_integer, model_of
 from minhub_py.models.encoder import Encoder
+from minhub_py.system.tables import Columns
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 AGGREGATIONS = ("none", "simple", "first", "average", "max")

@@ -20,7 +20,7 @@ from torch import Tensor
 from minhub_py.analysis.hidden_states import HiddenStates, steps_after_layers
 from minhub_py.analysis.lens import final
 from minhub_py.analysis.tokens import Text, rows_of_texts
-from minhub_py.inference.arguments import check_integer, decoder_of
+from minhub_py.inference.arguments import check_integer, check_list, decoder_of
 from minhub_py.inference.quantize import kind_of
 
 TOKENS = 256  # of a training step
@@ -88,6 +88,7 @@ def tuned_lens(
     if kind_of(model):
         raise ValueError("tuned_lens() needs weights in floating point: load the model with quantize='none'")
     steps = check_integer("steps", steps, 1)
+    check_list("texts", texts, "texts")
     states = HiddenStates(model, "tuned_lens()")
     if states.recurrent:
         raise ValueError(f"tuned_lens() needs a transformer, not {model.config.TITLE}: use logit_lens()")

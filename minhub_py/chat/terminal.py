@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.turns import Reply, ReplySettings
 from minhub_py.chat.wrap import WordWrap, without_echo, wrapped
 from minhub_py.inference.limits import parse_logit_bias
-from minhub_py.system.console import message_of, note
+from minhub_py.system.console import HelpFormatter, message_of, note, stdin_is_terminal
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import unknown
 
@@ -45,21 +45,38 @@ class QuitError(Exception):
     """The user ends the conversation."""
 
 
-def run(chat: Chat, name: str) -> None:
-    """Chat until the input ends. ValueError, OSError: a message from a pipe failed; a terminal shows errors instead."""
-    try:
-        if sys.stdin.isatty() and sys.stdout.isatty():
+def run(chat: Chat, name: str, message: str | None = None) -> None:
+    """Chat until the input ends, or send one message.
+
+    ValueError, OSError: a message failed. A terminal without `message` shows errors instead.
+    """
+    with suppress(QuitError):
+        if message is not None:
+            say_once(chat, message)
+        elif stdin_is_terminal() and sys.stdout.isatty():
             Terminal(chat).run(name)
         else:
             read_pipe(chat)
-    except QuitError:
-        pass
+
+
+def say_once(chat: Chat, message: str) -> None:
+    """Send a message and show the reply."""
+    if sys.stdout.isatty():
+        Terminal(chat, once=True).show(chat.stream(message))
+        return
+    note_template(chat)
+    show(chat, chat.stream(message), sys.stdout.write, note, once=True)
+
+
+def note_template(chat: Chat) -> None:
+    """Print the note of a model without a chat template."""
+    if chat.template.note:
+        note(f"Note: {chat.template.note}", dim=True)
 
 
 def read_pipe(chat: Chat) -> None:
     """Send each line of standard input as a message and write the replies to standard output."""
-    if chat.template.note:
-        note(f"Note: {chat.template.note}", dim=True)
+    note_template(chat)
     commands = Commands(chat, lambda deltas: show(chat, deltas, sys.stdout.write, note))
     for number, data in enumerate(sys.stdin.buffer, 1):
         try:
@@ -71,9 +88,10 @@ def read_pipe(chat: Chat) -> None:
 
 
 class Terminal:
-    """An interactive chat."""
+    """An interactive chat. once: for one message, after which the program ends."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, *, once: bool = False) -> None:
+        self.once = once
         self.commands = Commands(chat, self.show, self.note, wrapped)
         self.chat = chat
         try:
@@ -154,7 +172,7 @@ class Terminal:
         self.chat.listener = listen
         try:
             with without_echo():
-                show(self.chat, deltas, write, self.note, close)
+                show(self.chat, deltas, write, self.note, close, once=self.once)
         finally:
             self.chat.listener = None
 
@@ -165,9 +183,9 @@ class Terminal:
 
 def show(
     chat: Chat, deltas: TextStream, write: Callable[[str], object], notify: Callable[[str], object],
-    close: Callable[[], object] = lambda: None,
+    close: Callable[[], object] = lambda: None, *, once: bool = False,
 ) -> None:  # fmt: skip
-    """Write a reply as it is generated, then notices about it. `close` flushes `write`."""
+    """Write a reply as it is generated, then notices about it. `close` flushes `write`; once: there is no next turn."""
     with closing(deltas):
         try:
             for delta in deltas:
@@ -178,17 +196,18 @@ def show(
     click.echo()
     reply = chat.last
     assert reply is not None
-    for line in notices(chat, reply):
+    for line in notices(chat, reply, once):
         notify(line)
 
 
-def notices(chat: Chat, reply: Reply) -> Iterator[str]:
-    """Notices for the user about a reply."""
+def notices(chat: Chat, reply: Reply, once: bool) -> Iterator[str]:
+    """Notices for the user about a reply. once: commands have no effect."""
     if not reply.text:
-        yield "The reply is empty. /regen replaces it."
+        yield "The reply is empty." if once else "The reply is empty. /regen replaces it."
     if reply.end == "length":
         full = len(reply.ids) < chat.settings.max_new_tokens
-        reason = f": the context of {chat.context} tokens is full" if full else "; /set max_new_tokens allows more"
+        option = "--max-new-tokens" if once else "/set max_new_tokens"
+        reason = f": the context of {chat.context} tokens is full" if full else f"; {option} allows more"
         yield f"The reply was cut after {len(reply.ids)} tokens{reason}."
     if reply.dropped:
         yield f"The first {reply.dropped} messages exceed the context of {chat.context} tokens: the model ignores them."
@@ -224,7 +243,7 @@ class Commands:
         command(argument)
 
     def _help(self, _: str) -> None:
-        formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
+        formatter = HelpFormatter(width=shutil.get_terminal_size().columns)
         formatter.write_dl(HELP)
         click.echo(formatter.getvalue(), nl=False)
 

@@ -13,6 +13,7 @@ from minhub_py.inference.limits import stop_strings
 from minhub_py.inference.sampling import Sampling, generators
 from minhub_py.system import html
 from minhub_py.system.spelling import unknown
+from minhub_py.system.tables import Columns, Result
 
 SHOWN_FIELDS = ("temperature", "top_k", "top_p", "repetition_penalty")
 SAMPLING_FIELDS = Sampling.names()
@@ -77,7 +78,7 @@ class ReplySettings:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(Result):
     """A reply of the model. `str(reply)` is its text.
 
     Attributes:
@@ -115,6 +116,10 @@ class Reply:
     def __repr__(self) -> str:
         numbers = f"{len(self.ids)} tokens in {self.seconds:.2f} s, end={self.end!r}"
         return f"<Reply {shorten(self.text)}: {numbers}>"
+
+    def table(self) -> Columns:
+        """The token IDs of the reply and their log-probabilities."""
+        return Columns(id=self.ids, logprob=self.logprobs)
 
     def _repr_html_(self) -> str:
         numbers = [f"{len(self.ids)} tokens in {self.seconds:.2f} s", f"end: {self.end}", f"seed {self.seed}"]

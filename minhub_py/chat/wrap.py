@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from minhub_py.system.console import stdin_is_terminal
+
 
 class WordWrap:
     """Write streamed text with line breaks between words at the terminal's right edge.
@@ -77,18 +79,18 @@ def wrapped(text: str) -> str:
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Do not echo typed keys, which would mix with the output. The next prompt shows them."""
+    """Do not echo typed keys, which would mix with the output. The next prompt shows them, also after Ctrl-C."""
     try:
         import termios
     except ImportError:  # Windows echoes keys only at a prompt
         yield
         return
-    if not sys.stdin.isatty():
+    if not stdin_is_terminal():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
     silent = termios.tcgetattr(sys.stdin)
-    silent[3] &= ~termios.ECHO
+    silent[3] = silent[3] & ~termios.ECHO | termios.NOFLSH
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
     try:
         yield

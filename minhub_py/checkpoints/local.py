@@ -19,6 +19,7 @@ from reprlib import repr as brief
 
 from minhub_py.checkpoints.layout import GGUF, missing_files
 from minhub_py.checkpoints.transfer import client
+from minhub_py.inference.arguments import check_path
 from minhub_py.registry import ARCHITECTURES
 from minhub_py.system.printable import gist, printable
 from minhub_py.system.spelling import download_call
@@ -49,6 +50,7 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
     FileNotFoundError: the built-in, folder or file does not exist. NotADirectoryError: a file of another kind.
     ValueError: the identifier or revision is invalid.
     """
+    check_path("the model", identifier)
     check_revision(revision)
     folder = _local(identifier)
     if folder is not None and revision != "main":

@@ -1,21 +1,18 @@
 """The commands `rerank`, `classify`, `masked`, `pll` and `entities` for text encoders, for texts or rows of files."""
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import input_files, texts_argument
 from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import is_set, json_option, loading_options, model_argument
 from minhub_py.cli.output import progress_bar
 from minhub_py.system.console import note
-
-texts_argument = click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 
 
 @click.command(cls=Command)
@@ -278,30 +275,18 @@ def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_texts(texts: Sequence[str], column: str) -> list[str]:
-    """The TEXTs, or, if all of them are names of files, the texts of their rows.
+    """The TEXTs, the texts in the rows of files, or the lines of standard input.
 
-    UsageError: an option requires --out.    ValueError: a file is corrupt, or has no texts.
+    UsageError: an option requires --out, or there are no texts.    ValueError: a file is corrupt, or has no texts.
     """
     from minhub_py.jobs.sources import expand_paths, read_texts, scan
 
-    are_files = all(map(is_file, texts))
-    jobs.require_out(*(name for name in jobs.NAMES if name != "column" or not are_files))
-    if not are_files:
-        return list(texts)
+    jobs.require_out(*(name for name in jobs.NAMES if name != "column"))
     rows: list[str] = []
-    for path in expand_paths(texts):
-        scan(path, [("column", column)])
-        rows += [text for text in read_texts(path, column) if text]
+    with input_files(texts, column) as files:
+        for path in expand_paths(files):
+            scan(path, [("column", column)])
+            rows += [text for text in read_texts(path, column) if text]
     if not rows:
         raise ValueError(f"{texts[0]} has no texts in column {column}")
     return rows
-
-
-def is_file(text: str) -> bool:
-    """Whether a TEXT is a file name: of an existing file, or one word with the extension of a supported file type."""
-    from minhub_py.system.formats import format_of
-
-    try:
-        return Path(text).is_file() or (format_of(Path(text)) is not None and not re.search(r"\s", text))
-    except (OSError, ValueError):  # too long for a name
-        return False

@@ -15,11 +15,13 @@ from copy import copy
 from typing import Any
 
 import click
+from click.exceptions import NoSuchCommand
 from click.types import FloatParamType, IntParamType
 
-from minhub_py.system.console import message_of, note
+from minhub_py.system import habits
+from minhub_py.system.console import HelpFormatter, message_of, note
 from minhub_py.system.printable import displayed, printable
-from minhub_py.system.spelling import ShellSpelling, use_spelling
+from minhub_py.system.spelling import SettingError, ShellSpelling, use_spelling
 
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C, as in shells
 TERMINATED = 128 + signal.SIGTERM
@@ -37,8 +39,16 @@ def end_by_signal() -> None:
         signal.raise_signal(number)
 
 
+class Context(click.Context):
+    """A context with help for terminals of any width."""
+
+    formatter_class = HelpFormatter
+
+
 class Command(click.Command):
     """A click command with --debug that prints exceptions as one message and cleans up when it is interrupted."""
+
+    context_class = Context
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,6 +64,21 @@ class Command(click.Command):
                          help="Show the traceback of an error.")
         )  # fmt: skip
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for an option with the name of another program names the option here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            own = {option for param in self.params for option in (*param.opts, *param.secondary_opts)}
+            name = error.option_name.replace("_", "-")
+            candidates = [name, *habits.OPTIONS.get(name, [])]
+            known = [option for option in candidates if not option.startswith("-") or option.split()[0] in own]
+            if not known:
+                raise
+            raise click.NoSuchOption(
+                error.option_name, f"No such option '{error.option_name}'. Use {known[0]}.", ctx=ctx
+            ) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit status: 1 for an exception, with its message; 130 for Ctrl-C; 143 for SIGTERM."""
         try:
@@ -67,6 +92,10 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except SettingError as error:
+            if ctx.find_root().obj == "debug":
+                raise
+            raise click.UsageError(printable(message_of(error)), ctx) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except Exception as error:
@@ -106,6 +135,7 @@ class Group(click.Group):
     """A click group of `Command`s, listed in the order of their definition."""
 
     command_class = Command
+    context_class = Context
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
         """Run a command line; by default, the process's own.
@@ -122,6 +152,19 @@ class Group(click.Group):
         PENDING_SIGNALS.append(signal.SIGINT)
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. The error for a command of another program names the command here."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            name = error.command_name
+            message, similar = error.message, [command for command in self.commands if len(command) > 1]
+            if name in habits.COMMANDS:
+                message, similar = f"No such command '{name}'. Use {ctx.info_name} {habits.COMMANDS[name]}.", []
+            raise NoSuchCommand(name, message, similar, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with their full summaries, which click would cut to one line."""

@@ -1,6 +1,5 @@
 """Options and output of commands that process the rows of files."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import input_files, require_files
 from minhub_py.cli.options import collected, is_set, json_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
@@ -59,31 +59,40 @@ def require_out(*names: str) -> None:
 def run(
     task: str, model: str, files: Sequence[str], table: Mapping[str, Any], settings: Mapping[str, Any],
     loading: Mapping[str, Any], as_json: bool, columns: Sequence[str] = (), hidden: str = "",
+    plot: Callable[[Sequence[Mapping[str, Any]]], object] | None = None,
 ) -> None:  # fmt: skip
     """Run a task on the rows of files and show its progress. Without --out, print the new rows.
 
+    files: without --out, names of files, texts, or nothing for standard input; see `input_files`.
     table: the values of `table_options`.
     columns: the task's additional input columns.
     hidden: a column that is not printed.
+    plot: called with the printed rows.
     """
     from minhub_py.jobs.arguments import Job
 
     arguments = {"settings": settings, "loading": loading, "extra_columns": columns, **table}
     if not table["out"]:
         require_out("overwrite", "manifest")
-        print_rows(lambda paths, out: Job(task, model, paths, **{**arguments, "out": out}), files, as_json, hidden)
+        with input_files(files, table["column"]) as paths:
+            rows = computed_rows(lambda out: Job(task, model, paths, **{**arguments, "out": out}), hidden)
+        if plot is not None:
+            plot(rows)
+        show(rows, as_json)
         return
+    require_files(files, "--out")
     call = Job(task, model, files, **arguments)
     started = time.perf_counter()
     outcome = run_with_progress(call, note_interrupted)
     if outcome is None:
         note(f"Note: the rows of {call.out} were complete; the file was renamed to its final name.")
     elif as_json:
-        emit({"out": str(call.out), "rows": outcome.rows, "missing": outcome.missing,
+        emit({"out": str(call.out), "rows": outcome.written, "read": outcome.rows, "missing": outcome.missing,
               "seconds": time.perf_counter() - started})  # fmt: skip
     else:
         say(
-            f"{call.out}: {outcome.rows:,} row{'' if outcome.rows == 1 else 's'}"
+            f"{call.out}: {outcome.written:,} row{'' if outcome.written == 1 else 's'}"
+            + (f" from {outcome.rows:,}" if outcome.written != outcome.rows else "")
             + (f", {outcome.missing:,} without a result" if outcome.missing else "")
         )
 
@@ -121,24 +130,18 @@ def replay(manifest: Path, rows: int | None, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def print_rows(
-    job_of: "Callable[[Sequence[str], Path], Job]", files: Sequence[str], as_json: bool, hidden: str
-) -> None:
-    """Run a job and print its rows as a table or JSON, without the column `hidden`. "-" is standard input.
+def computed_rows(job_of: "Callable[[Path], Job]", hidden: str) -> list[dict[str, Any]]:
+    """Run a job and return its rows, without the column `hidden`.
 
-    job_of: the job of input files and an output file.
+    job_of: the job of an output file.
     """
     from minhub_py.system.formats import read_jsonl
 
     with TemporaryDirectory(prefix="minhub-") as folder:
-        out, stdin = Path(folder) / "out.jsonl", Path(folder) / "input.txt"
-        if "-" in files:
-            stdin.write_bytes(sys.stdin.buffer.read())
-        paths = [str(stdin) if file == "-" else file for file in files]
-        run_with_progress(job_of(paths, out), lambda *_: None)
+        out = Path(folder) / "out.jsonl"
+        run_with_progress(job_of(out), lambda *_: None)
         rows = [{name: value for name, value in row.items() if name != hidden} for _, row in read_jsonl(out)]
-    rows = [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
-    show(rows, as_json)
+    return [row for row in rows if any(value is not None for value in row.values())]  # an empty line is no text
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -151,9 +154,11 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def format_cell(value: Any) -> Any:
-    """A value in a printed table."""
+    """A value in a printed table: numbers with four decimals, and the first three of a vector."""
     if value is None:
         return ""
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_cell, value[:3]))}{', …' if len(value) > 3 else ''}] ({len(value)})"
     return f"{value:.4f}" if isinstance(value, float) else value
 
 

@@ -14,9 +14,18 @@ from minhub_py.checkpoints import cache, hub, local
 from minhub_py.checkpoints.hub import size
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
-from minhub_py.cli.options import Bytes, dtype_choice, is_set, json_option, model_argument, revision_option
+from minhub_py.cli.options import (
+    Bytes,
+    dtype_choice,
+    is_set,
+    json_option,
+    model_argument,
+    revision_option,
+    threads_option,
+)
 from minhub_py.cli.output import emit, progress_bar, say, table
 from minhub_py.registry import ARCHITECTURES
+from minhub_py.system.console import stdin_is_terminal
 from minhub_py.system.printable import displayed
 
 if TYPE_CHECKING:
@@ -109,7 +118,7 @@ def delete(repo: str, revision: str | None, yes: bool, as_json: bool) -> None:
         raise click.UsageError(f"{repo} is included in the package and cannot be deleted.")
     plan = cache.plan_deletion(repo, revision)
     if not yes:
-        if not sys.stdin.isatty():
+        if not stdin_is_terminal():
             raise click.UsageError(f"Deleting {repo} requires confirmation: add --yes.")
         commits = ", ".join(commit[:7] for commit in plan.commits)
         click.confirm(f"Delete {displayed(repo)} ({commits}; {size(plan.size)})?", abort=True, err=True)
@@ -238,6 +247,7 @@ def _is_checkpoint_file(name: str) -> bool:
 @click.option("--merge", "adapter", metavar="ADAPTER",
               help="Merge this LoRA adapter (a folder or a repository) into the weights.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
+@threads_option
 @revision_option
 @json_option
 def convert(
@@ -298,6 +308,7 @@ def convert(
 
 @click.command(cls=Command)
 @model_argument
+@threads_option
 @revision_option
 @json_option
 def verify(model: str, revision: str, as_json: bool) -> None:

@@ -1,7 +1,9 @@
 """Options and arguments shared by several commands."""
 
 import functools
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +103,26 @@ LOADING_OPTIONS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
+def use_threads(context: click.Context, _: click.Parameter, count: int | None) -> None:
+    """Callback of --threads: set the number of threads of PyTorch and of the C decoder."""
+    if count is None:
+        return
+    if "torch" not in sys.modules:
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(count))  # PyTorch starts no more
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    context.call_on_close(lambda: torch.set_num_threads(before))
+
+
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), expose_value=False, callback=use_threads, metavar="N",
+    help="Number of CPU threads.  [default: OMP_NUM_THREADS, or all cores]",
+)  # fmt: skip
+
+
 def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[str]) -> Callable[[F], F]:
     """A decorator that adds options, which a command receives as one dictionary."""
 
@@ -114,9 +136,9 @@ def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[st
     return add
 
 
-# The arguments of `open_model`, as the parameter `loading` of a command.
+# The arguments of `open_model`, as the parameter `loading` of a command, and --threads.
 loading_options: Callable[[Any], Any] = collected(
-    "loading", LOADING_OPTIONS, ("revision", "device", "dtype", "quantize")
+    "loading", [*LOADING_OPTIONS, threads_option], ("revision", "device", "dtype", "quantize")
 )
 
 
@@ -141,29 +163,25 @@ def parse_bias(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 
 
 def sampling_options(*, chat: bool = False) -> Callable[[F], F]:
-    """Sampling and stop options. chat: unset options are None and select the model's defaults."""
+    """Sampling and stop options. Unset options are None and select the model's defaults. chat: for conversations."""
     published = "  [default: the value in the model's generation_config.json, else {}]"
-    unset = ["", "  [default: none]", "  [default: none]", "", "  [default: none]"]
-    defaults = ("0.7", "none", "0.95", "1", "none")
-    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults) if chat else unset
-    neutral: dict[str, Any] = {} if chat else {"default": 1.0, "show_default": True}
-    zero = {} if chat else {**neutral, "default": 0.0}
-    none = "  [default: 0]" if chat else ""
+    defaults = ("0.7", "none", "0.95", "1", "none") if chat else ("1", "none", "none", "1", "none")
+    temperature, top_k, top_p, penalty, min_p = map(published.format, defaults)
     return add_options([
-        click.option("--temperature", type=float, callback=check_setting, **neutral,
+        click.option("--temperature", type=float, callback=check_setting,
                      help=f"Divides the logits; 0 always selects the most likely token.{temperature}"),
         click.option("--top-k", type=int, callback=check_setting,
                      help=f"Sample from the k most likely tokens.{top_k}"),
         click.option("--top-p", type=float, callback=check_setting,
                      help=f"Sample from the smallest set of most likely tokens whose probabilities sum to p.{top_p}"),
-        click.option("--repetition-penalty", type=float, callback=check_setting, **neutral,
+        click.option("--repetition-penalty", type=float, callback=check_setting,
                      help=f"Values above 1 reduce repetition.{penalty}"),
         click.option("--min-p", type=float, callback=check_setting,
                      help=f"Exclude tokens less likely than p times the most likely one.{min_p}"),
-        click.option("--presence-penalty", type=float, callback=check_setting, **zero,
-                     help=f"Subtracted from the logits of generated tokens, -2 to 2.{none}"),
-        click.option("--frequency-penalty", type=float, callback=check_setting, **zero,
-                     help=f"The same for each occurrence of a generated token.{none}"),
+        click.option("--presence-penalty", type=float, callback=check_setting,
+                     help="Subtracted from the logits of generated tokens, -2 to 2.  [default: 0]"),
+        click.option("--frequency-penalty", type=float, callback=check_setting,
+                     help="The same for each occurrence of a generated token.  [default: 0]"),
         click.option("--logit-bias", multiple=True, metavar="ID=NUMBER", callback=parse_bias,
                      help="Add a number to the logit of a token ID; may be repeated."),
         click.option("--seed", type=Seed(),

@@ -9,13 +9,13 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from minhub_py.system.console import note
+from minhub_py.system.extras import require
 from minhub_py.system.printable import printable
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def check_writable(plot: Path | None, save: Path | None = None) -> None:
     if plot is not None:
         if plot.suffix != ".png":
             raise ValueError(f"--plot writes a PNG file: use a name that ends in .png, not {plot}")
-        if find_spec("matplotlib") is None:
-            raise ValueError("--plot requires matplotlib: pip install matplotlib")
+        require("plot")
     for path in filter(None, (plot, save)):
         folder = path.parent
         if not folder.is_dir():

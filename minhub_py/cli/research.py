@@ -1,5 +1,7 @@
-"""The commands `words`, `embed`, `activations` and `annotate`, for the rows of files."""
+"""The commands `words`, `embed`, `activations` and `annotate`, for texts or the rows of files."""
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,14 @@ import click
 from minhub_py.cli import jobs
 from minhub_py.cli.encoders import parse_labels
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import require_files, texts_argument
 from minhub_py.cli.options import files_argument, is_set, json_option, loading_options, model_argument
+from minhub_py.cli.output import check_writable
 
 
 @click.command(cls=Command)
 @model_argument
-@files_argument
+@texts_argument
 @jobs.table_options()
 @click.option("--by", multiple=True, metavar="COLUMN",
               help="Rows are words; rows with the same value in this column form a text. May be repeated.")  # fmt: skip
@@ -33,25 +37,30 @@ from minhub_py.cli.options import files_argument, is_set, json_option, loading_o
               help="Add the PMI of each word and its context: compared to the word after this text.")  # fmt: skip
 @click.option("--lags", default=0, type=click.IntRange(min=0), metavar="N",
               help="Add the surprisal and entropy of the N previous words.  [default: 0]")  # fmt: skip
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Plot the surprisal of the words of printed texts to this PNG file.")  # fmt: skip
 @loading_options
 @json_option
 def words(
-    model: str, files: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
-    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, table: dict[str, Any],
-    loading: dict[str, Any], as_json: bool,
+    model: str, texts: tuple[str, ...], by: tuple[str, ...], sep: str | None, ignore_regex: str, bos: bool | None,
+    correct: str | None, renyi: tuple[float, ...], premise: str | None, lags: int, plot: Path | None,
+    table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Measure how predictable each word is.
 
-    The --column of FILEs contains one text per row. The output has one row per word, with the new columns word_n,
-    word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the word.
+    The arguments are texts, or names of files, whose --column contains one text per row. The output has one row per
+    word, with the new columns word_n, word, tokens, logprob (nats), surprisal (bits), and entropy (bits) before the
+    word.
 
     \b
+      minhub words gpt2 "The old man the boat." --plot out.png
       minhub words gpt2 text.txt
       minhub words gpt2 in.csv --column sentence --out out.csv
       minhub words gpt2 in.csv --by item --out out.csv
       minhub words gpt2 text.txt --correct pimentel --lags 2
 
-    Without --out, the rows are printed without the text, as a table or with --json; "-" as FILE is standard input.
+    Without --out, the rows are printed without the text, as a table or with --json. Without arguments, or with -, each
+    line of standard input is a text. --plot draws the surprisal of each word.
 
     With --by, each row contains one word, in the column `word` unless --column is set, and gets the last four of these
     columns. The words of a text must be adjacent and in order; a text ends at the end of its file. A row without a
@@ -62,6 +71,11 @@ def words(
     """
     from minhub_py.analysis.surprisal import regex
 
+    if plot is not None and table["out"]:
+        raise click.UsageError("--plot is for printed texts: remove it, or --out.")
+    check_writable(plot)
+    if by:
+        require_files(texts, "--by")
     if sep is not None and not by:
         raise click.UsageError("--sep joins rows that are words: add --by.")
     try:
@@ -74,19 +88,42 @@ def words(
         "ignore_regex": ignore_regex, "bos": bos, "correct": correct, "renyi": list(renyi), "premise": premise,
         "lags": lags,
     }  # fmt: skip
+    if by and not is_set("column"):
+        table["column"] = "word"
+    word, prefix = table["column"] if by else f"{table['prefix']}word", table["prefix"]
+    draw = None if plot is None else partial(plot_words, word=word, by=by, prefix=prefix, path=plot)
     if by:
         settings["sep"] = " " if sep is None else sep
-        if not is_set("column"):
-            table["column"] = "word"
-        jobs.run("words_by", model, files, table, settings, loading, as_json, columns=list(dict.fromkeys(by)))
+        keys = list(dict.fromkeys(by))
+        jobs.run("words_by", model, texts, table, settings, loading, as_json, columns=keys, plot=draw)
     else:
-        jobs.run("words", model, files, table, settings, loading, as_json, hidden=table["column"])
+        jobs.run("words", model, texts, table, settings, loading, as_json, hidden=table["column"], plot=draw)
+
+
+def plot_words(rows: Sequence[Mapping[str, Any]], word: str, by: Sequence[str], prefix: str, path: Path) -> None:
+    """Plot the surprisal of words.
+
+    word, by: the columns of the words and, if rows are words, of their texts.    prefix: of the new columns.
+    """
+    from minhub_py.analysis.plots import plot_surprisal
+
+    texts: list[list[tuple[str, float | None]]] = []
+    previous: object = None
+    for row in rows:
+        key = [row[name] for name in by] if by else None
+        if row.get(word) is None:
+            continue
+        if not texts or key != previous or (not by and row[f"{prefix}word_n"] == 1):
+            texts.append([])
+        texts[-1].append((row[word], row[f"{prefix}surprisal"]))
+        previous = key
+    plot_surprisal(texts, path)
 
 
 @click.command(cls=Command)
 @model_argument
-@files_argument
-@jobs.table_options(required=True)
+@texts_argument
+@jobs.table_options()
 @click.option("--layer", default=-1, show_default=True, help="Layer; 0 is the embeddings, -1 the last layer.")
 @click.option("--pool", type=click.Choice(["mean", "last", "cls", "max"]),
               help="Pooling of the tokens' hidden states: their mean, the last or the first (cls) token's, or "
@@ -102,27 +139,30 @@ def words(
 @loading_options
 @json_option
 def embed(
-    model: str, files: tuple[str, ...], layer: int, pool: str | None, prompt: str | None, dimensions: int | None,
+    model: str, texts: tuple[str, ...], layer: int, pool: str | None, prompt: str | None, dimensions: int | None,
     normalize: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Compute embeddings of texts.
 
-    The --column of FILEs contains one text per row. The pooled hidden states of each text are written to a new column
-    `embedding` of lists or, in .csv and .tsv files, to one column per dimension: embedding_1, embedding_2 and so on. A
-    .npy file contains only the embeddings, as a float32 matrix with one row per text.
+    The arguments are texts, or names of files, whose --column contains one text per row. Without arguments, or with -,
+    each line of standard input is a text. An embedding is the pooled hidden states of a text. Without --out, --json
+    prints all of its values, and the table the first ones.
 
     \b
+      minhub embed MODEL "A cat." "A dog." --json
       minhub embed gpt2 in.csv --out vectors.parquet
       minhub embed MODEL in.csv --prompt query --out v.npy
 
-    By default, text encoders follow the settings of their sentence-transformers repository.
+    With --out, the new column `embedding` contains lists or, in .csv and .tsv files, there is one column per dimension:
+    embedding_1, embedding_2 and so on. A .npy file contains only the embeddings, as a float32 matrix with one row per
+    text. By default, text encoders follow the settings of their sentence-transformers repository.
 
     See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     settings = {
         "layer": layer, "pool": pool, "prompt": prompt, "dimensions": dimensions, "normalize": normalize,
     }  # fmt: skip
-    jobs.run("embed", model, files, table, settings, loading, as_json)
+    jobs.run("embed", model, texts, table, settings, loading, as_json)
 
 
 @click.command(cls=Command)
@@ -159,7 +199,7 @@ def activations(
 
 @click.command(cls=Command)
 @model_argument
-@files_argument
+@texts_argument
 @jobs.table_options()
 @click.option("--labels", metavar="LABELS", help="Labels, separated by commas.")
 @click.option("--codebook", type=click.Path(exists=True, dir_okay=False),
@@ -179,22 +219,23 @@ def activations(
 @loading_options
 @json_option
 def annotate(
-    model: str, files: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
+    model: str, texts: tuple[str, ...], labels: str | None, codebook: str | None, instruction: str | None,
     calibrate: str | None, length: str, examples: Path | None, template: str | None, sep: str | None,
     chat: bool | None, table: dict[str, Any], loading: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     r"""Label texts with a language model.
 
-    The --column of FILEs contains one text per row. The new columns are `label` (the most likely), `prob` (its
-    probability), `margin` (the difference to the second), and `prob_LABEL` for each label. A label is
-    scored as the answer to a prompt.
+    The arguments are texts, or names of files, whose --column contains one text per row. The new columns are `label`
+    (the most likely), `prob` (its probability), `margin` (the difference to the second), and `prob_LABEL` for each
+    label. A label is scored as the answer to a prompt.
 
     \b
+      minhub annotate MODEL "I enjoyed it." --labels good,bad
       minhub annotate MODEL in.csv --labels a,b --out out.csv
       minhub annotate MODEL in.csv --codebook codebook.yaml
 
-    Without --out, the rows are printed, as a table or with --json; "-" as FILE is standard input. See `minhub score
-    --help` for supported FILEs and for interrupted jobs.
+    Without --out, the rows are printed, as a table or with --json. Without arguments, or with -, each line of standard
+    input is a text. See `minhub score --help` for supported FILEs and for interrupted jobs.
     """
     from minhub_py.analysis.codebook import codebook_of
 
@@ -206,7 +247,7 @@ def annotate(
         "codebook": book.to_dict(), "calibrate": calibrate, "length": length, "template": template, "chat": chat,
         "sep": sep,
     }  # fmt: skip
-    jobs.run("annotate", model, files, table, settings, loading, as_json)
+    jobs.run("annotate", model, texts, table, settings, loading, as_json)
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from minhub_py.cli.loading import open_model
 from minhub_py.cli.options import Bytes, Duration, loading_options, name_of
 from minhub_py.cli.output import say
 from minhub_py.system.console import note
-from minhub_py.system.extras import install_command
+from minhub_py.system.extras import require
 
 if TYPE_CHECKING:
     from minhub_py.serve.models import ServedModel
@@ -91,11 +91,7 @@ def serve(
     Listens on localhost unless --host and --api-key are set. Concurrent requests do not affect each other: the same
     seed gives the same text. Ctrl-C stops the server.
     """
-    try:
-        import minhub_py.serve.app  # noqa: F401  # before the other checks
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: {install_command('serve')}") from error
-
+    require("serve")
     if api_key == "":
         raise click.UsageError("--api-key is empty: give a key, or remove the option.")
     check_host(host, api_key)

@@ -66,8 +66,8 @@ def devices(as_json: bool) -> None:
 def doctor(as_json: bool) -> None:
     """Check the installation.
 
-    Lists missing and incompatible components with instructions; the exit status is 1 if there is a problem. Changes
-    nothing and opens no connection.
+    Lists missing and incompatible components with instructions: NO is a problem, -- an optional component that is not
+    installed. The exit status is 1 if there is a problem. Changes nothing and opens no connection.
     """
     from minhub_py.system.doctor import examine
 
@@ -77,7 +77,8 @@ def doctor(as_json: bool) -> None:
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            checklist_entry("ok" if finding.fits else "NO", finding.what.ljust(width), finding.found, finding.advice)
+            mark = "NO" if not finding.fits else "ok" if finding.present else "--"
+            checklist_entry(mark, finding.what.ljust(width), finding.found, finding.advice)
     if not all(finding.fits for finding in findings):
         sys.exit(1)
 

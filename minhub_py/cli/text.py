@@ -1,7 +1,5 @@
 """The commands `generate` and `score`, for one text or for the rows of files."""
 
-import os
-import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +9,7 @@ import click
 
 from minhub_py.cli import jobs
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import read_stdin, standard_input, unread_pipe
 from minhub_py.cli.loading import decode_utf8, encode, open_model
 from minhub_py.cli.options import files_argument, json_option, loading_options, model_argument, sampling_options
 from minhub_py.cli.output import emit, progress_bar
@@ -22,7 +21,7 @@ from minhub_py.system.printable import displayed
 
 @click.command(cls=Command)
 @model_argument
-@click.argument("prompts", nargs=-1, metavar="PROMPT | FILE...")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT | FILE]...")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True,
               help="Maximum number of tokens to generate.")  # fmt: skip
 @sampling_options()
@@ -44,8 +43,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Generate text that continues PROMPT.
 
-    The text is printed as it is generated. If PROMPT is "-", it is read from standard input. A model with an encoder
-    and a decoder, such as T5, answers PROMPT, and only the answer is printed.
+    The text is printed as it is generated. Without PROMPT, or if it is "-", it is read from standard input. A model
+    with an encoder and a decoder, such as T5, answers PROMPT, and only the answer is printed.
 
     With --out, the --column of FILEs contains one prompt per row, and the results are a new column `generated`. Row n,
     counted from 0, has the same text as a single run with --seed SEED + n. See `minhub score --help` for supported
@@ -53,8 +52,7 @@ def generate(
     """
     if not prompts and table["out"]:
         raise click.UsageError("Missing argument 'FILE'. With --out, give the files that contain the prompts.")
-    if not prompts:
-        raise click.UsageError("Missing argument 'PROMPT'. To read it from standard input, use - as PROMPT.")
+    options = {name: value for name, value in options.items() if value is not None}
     if table["out"]:
         if adapter is not None:
             raise click.UsageError("--adapter has no effect on FILEs: merge it with minhub convert --merge.")
@@ -65,11 +63,13 @@ def generate(
     jobs.require_out(*jobs.NAMES)
     if len(prompts) > 1:
         raise click.UsageError("Give one PROMPT, in quotes. For the rows of FILEs, add --out.")
-    [prompt] = prompts
     group = connected(loading["device"])
-    from_pipe = prompt == "-"
+    from_pipe = prompts in ((), ("-",))
     if from_pipe:
-        prompt = broadcast(group, lambda: decode_utf8(sys.stdin.buffer.read(), "standard input"))
+        missing = "Missing argument 'PROMPT'. Give a text in quotes, or pipe it to standard input."
+        prompt = broadcast(group, lambda: read_stdin(missing, named=bool(prompts)))
+    else:
+        [prompt] = prompts
     network, tokenizer = open_model(model, **loading, group=group, adapter=adapter, mtp=draft == "mtp")
     drafts = None if draft is None else open_draft(draft, network, tokenizer, loading)
     prompt_ids = encode(tokenizer, prompt)
@@ -79,11 +79,13 @@ def generate(
     if not from_pipe and unread_pipe():
         note("Note: standard input is ignored; to read it, use - as PROMPT.")
 
+    from minhub_py.chat.defaults import default_sampling
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import stream
 
     new_ids: list[int] = []
     started = time.perf_counter()
+    options = {**default_sampling(network, chat=False), **options}
     options |= {"seed": seed, "stop": stop, "tokenizer": tokenizer, "draft": drafts}
     tokens = stream(network, prompt_ids, max_new_tokens, **options)
     context = [] if network.encoder_decoder else prompt_ids
@@ -129,25 +131,6 @@ def record(items: Iterable[int], history: list[int]) -> Iterator[int]:
     for item in items:
         history.append(item)
         yield item
-
-
-def unread_pipe() -> bool:
-    """Check whether a pipe to this command contains unread input. Never blocks.
-
-    In `... | while read line; do minhub ...; done` the pipe belongs to the loop, and the parent process reads it too.
-    Only Linux shows the parent's standard input; the result is False on other systems and in doubt.
-    """
-    try:
-        import fcntl
-        import termios
-
-        stdin, parent_stdin = os.fstat(0), os.stat(f"/proc/{os.getppid()}/fd/0")
-        if not stat.S_ISFIFO(stdin.st_mode) or os.path.samestat(stdin, parent_stdin):
-            return False
-        waiting = fcntl.ioctl(0, termios.FIONREAD, b"\0" * 4)
-    except (ImportError, OSError):  # not Linux, or no standard input
-        return False
-    return any(waiting)
 
 
 @click.command(cls=Command)
@@ -208,6 +191,8 @@ def score(
     source = "standard input" if files[0] == "-" else files[0]
 
     def read() -> str:
+        if files[0] == "-":
+            return decode_utf8(standard_input().read(), source)
         file: IO[bytes] = click.File("rb").convert(files[0], click.Argument(["file"]), click.get_current_context())
         return decode_utf8(file.read(), source)
 

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
+from minhub_py.cli.inputs import standard_input
 from minhub_py.cli.options import Seed, add_options, json_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
@@ -124,7 +124,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       minhub train input.txt --out run --sample "ROMEO:"
       minhub generate run "ROMEO:"
       minhub train notes.txt --from gpt2 --lora 16 --out run
-      torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
+      torchrun --nproc-per-node 2 -m minhub_py train input.txt --out run
 
     Files with examples (.jsonl, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages (chats;
     loss on the replies only); prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label
@@ -158,7 +158,7 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
         if resume is not None:
             run = training.resume(resume, listener=console, **settings)
         else:
-            sources = [sys.stdin.buffer if str(path) == "-" else path for path in text]
+            sources = [standard_input() if str(path) == "-" else path for path in text]
             run = training.train(sources, folder, listener=console, **settings)
         command, argument = USES.get(run.settings.objective or "text", ("generate", "PROMPT"))
         console.finished(run.best, run.unit, folder, f": minhub {command} {shlex.quote(str(folder))} {argument}")

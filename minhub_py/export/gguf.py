@@ -77,7 +77,7 @@ def write_gguf(
         out: The file.
         type: Type of the matrices, a key of `FILE_TYPES`; Q4_K_M and similar are mixes, as in llama.cpp. Vectors are
             F32. A matrix whose rows are not a multiple of the block size has another type, as in llama.cpp.
-        progress: Called with the number of written tensors and the total.
+        progress: Called with the number of bytes of the checkpoint that are written, and the total.
 
     Raises:
         ValueError: llama.cpp has no architecture, setting or tokenizer of this kind, or the checkpoint is corrupt.
@@ -110,11 +110,13 @@ def write_gguf(
         writer.write_header_to_file(partial)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for number, name in enumerate(types):
+        done, total = 0, sum(tensor.nbytes for tensor in (shapes | extra).values())
+        for name, shape in (shapes | extra).items():
             tensor = extra[name] if name in extra else tensors[name]
             writer.write_tensor_data(quantized(tensor, types[name]))
+            done += shape.nbytes
             if progress is not None:
-                progress(number + 1, len(types))
+                progress(done, total)
         writer.close()
         with advice():
             check_settings(partial, model.config)

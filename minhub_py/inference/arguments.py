@@ -30,7 +30,26 @@ def model_of(model: object, call: str) -> Any:
         )
     if hasattr(getattr(getattr(model, "module", None), "config", None), "to_hub"):
         raise ValueError(f"{call} takes models of this package, not a {kind.__name__} around one: pass model.module")
-    raise ValueError(f"{call} takes models of this package, not {kind.__name__}: load one with from_pretrained(…)")
+    if hasattr(model, "encode"):
+        raise ValueError(f"{call} takes a model, not a tokenizer: pass the model first, then the tokenizer")
+    raise ValueError(f"{call} takes models of this package, not {type_name(model)}: load one with from_pretrained(…)")
+
+
+def type_name(value: object) -> str:
+    """The type of a wrong argument, for messages."""
+    return "None" if value is None else type(value).__name__
+
+
+def check_path(name: str, value: object) -> None:
+    """ValueError: neither a string nor a path."""
+    if not isinstance(value, str | PathLike):
+        raise ValueError(f"{name} must be a name or a path, not {type_name(value)}")
+
+
+def check_list(name: str, values: object, elements: str) -> None:
+    """ValueError: a string, or not iterable. elements: the expected ones, in the plural."""
+    if is_text(values) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list of {elements}, not {brief(values)}")
 
 
 def decoder_of(model: object, call: str) -> Any:
@@ -65,8 +84,13 @@ def check_tokenizer(tokenizer: object, method: str) -> None:
             f"tokenizer must be a tokenizers.Tokenizer, not the {type(tokenizer).__name__} of transformers: "
             "pass tokenizer.backend_tokenizer"
         )
+    if isinstance(tokenizer, str | PathLike):
+        name = str(tokenizer)
+        raise ValueError(
+            f"tokenizer must be a tokenizers.Tokenizer, not its name: load it with tokenizer_from_pretrained({name!r})"
+        )
     if not hasattr(tokenizer, method):
-        raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type(tokenizer).__name__}")
+        raise ValueError(f"tokenizer must be a tokenizers.Tokenizer, not {type_name(tokenizer)}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -18,10 +18,12 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling, StopCriteria, generators
 from minhub_py.inference.speculative import DraftModel, DraftSource, PredictionHead
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.habits import with_hints
 
 logger = logging.getLogger(__name__)
 
 
+@with_hints
 def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -94,6 +96,7 @@ def generate(
     return results
 
 
+@with_hints
 def stream(
     model: Any,
     prompt: Sequence[int],
@@ -281,6 +284,7 @@ def stream_batch(
     ValueError, at the call: a number out of range, or another number of seeds than of prompts.
     """
     max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 0)
+    sampling.check_vocabulary(model.config.vocab_size)
     speculate = check_integer("speculate", speculate, 0, " (no drafts)")
     drafts = drafts_of(model, draft)
     speculate = speculate if drafts is None else speculate or drafts.MOST

@@ -18,6 +18,7 @@ from torch import Tensor
 from minhub_py.inference.arguments import all_of, check_tokenizer, is_whole
 from minhub_py.inference.limits import check_sampling, stop_strings
 from minhub_py.models.base import LanguageModel
+from minhub_py.system.spelling import SettingError, setting
 
 # Number of logits that top-p sorts first: sorting a vocabulary is slow on a CPU, and these usually reach p.
 TOP_P_CANDIDATES = 512
@@ -69,10 +70,11 @@ class Sampling:
         return tuple(field.name for field in fields(cls))
 
     def check_vocabulary(self, size: int) -> None:
-        """ValueError: `logit_bias` has a token ID outside a vocabulary of this size."""
+        """SettingError: `logit_bias` has a token ID outside a vocabulary of this size."""
         largest = max((id for id, _ in self.logit_bias or ()), default=0)
         if largest >= size:
-            raise ValueError(f"logit_bias has token {largest}, but the model's token IDs are 0 to {size - 1}")
+            name = setting("logit_bias")
+            raise SettingError(f"{name} has token {largest}, but the model's token IDs are 0 to {size - 1}")
 
     def choose(
         self, logits: Tensor, texts: Sequence[Sequence[int]], draws: Tensor, starts: Sequence[int] | None = None

@@ -46,12 +46,15 @@ RECORD_LABELS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """A completed job. missing: the number of rows without a result.    notes: the task's warnings.
+    """A completed job.
 
+    rows: the number of input rows.    written: the number of output rows.
+    missing: the number of output rows without a result.    notes: the task's warnings.
     computed: how the parts were computed, see `manifest.computation`.
     """
 
     rows: int
+    written: int
     missing: int
     notes: list[str]
     computed: list[dict[str, Any]]
@@ -159,7 +162,7 @@ def output_format_of(path: Path, task: Task) -> str | None:
 
 
 def check_packages(job: Job, paths: Sequence[Path]) -> None:
-    """click.ClickException: a package is missing that a .parquet file or --ray requires."""
+    """ValueError: a package is missing that a .parquet file or --ray requires."""
     if any(format_of(path) == "parquet" for path in paths):
         import_pyarrow()
     if job.ray is not None:
@@ -350,7 +353,7 @@ def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Col
     """Merge the input rows and all parts into the output files. ValueError: the input has changed."""
     notes: dict[str, None] = {}  # an ordered set
     computed: list[dict[str, Any]] = []
-    missing = 0
+    written = missing = 0
 
     def read_results() -> Iterator[list[dict[str, Any]]]:
         for number in range(count):
@@ -371,13 +374,14 @@ def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Col
                         row = {job.prefix + name: value for name, value in result.items()}
                         rows.append({"file": str(source.path), **row} if merged else row)
                         indices.append(index)
+                written += len(rows)
                 with parts.os_errors():
                     writer.write(batch, indices, rows)
             if sha256(source.path) != source.digest:
                 raise ValueError(f"{source.path} has changed since the job started: restore it, or start again")
         with parts.os_errors():
             writer.close()
-    return Summary(sum(source.rows for source in inputs), missing, list(notes), computed)
+    return Summary(sum(source.rows for source in inputs), written, missing, list(notes), computed)
 
 
 def vector_width(column: Column, job: Job, parts: Parts, count: int) -> int:

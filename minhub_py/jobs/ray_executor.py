@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import click
-
 from minhub_py.jobs.executors import Chunk, Worker
+from minhub_py.system.extras import require
 from minhub_py.system.formats import import_pyarrow
 
 
@@ -59,12 +58,11 @@ def run_on_ray(worker: Worker, chunks: Iterable[Chunk], address: str, count: int
 
 
 def import_ray() -> Any:
-    """Import ray. click.ClickException: it is not installed."""
-    try:
-        import ray  # type: ignore[import-not-found,unused-ignore]
-        import ray.data  # type: ignore[import-not-found,unused-ignore]
-    except ModuleNotFoundError as error:
-        raise click.ClickException("--ray requires Ray: pip install 'minhub_py[ray]'") from error
+    """Import ray. ValueError: it is not installed."""
+    require("ray")
+    import ray  # type: ignore[import-not-found,unused-ignore]
+    import ray.data  # type: ignore[import-not-found,unused-ignore]
+
     return ray
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minhub_py.checkpoints.fingerprint import fingerprint, sha256
+from minhub_py.inference.arguments import check_path
 from minhub_py.jobs import sources
 from minhub_py.jobs.arguments import Job
 from minhub_py.jobs.executors import Chunk, Worker
@@ -18,6 +19,7 @@ from minhub_py.jobs.manifest import GUARANTEES, processor_class, read_manifest, 
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
 from minhub_py.system.formats import Column, escape_line_breaks, format_cell, format_of, read_batches
+from minhub_py.system.tables import Columns, Result
 
 VARIANTS = ((1, 1), (7, 2))  # texts that are computed together and threads, in addition to those of the job
 
@@ -49,7 +51,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Result):
     """The result of `replay`.
 
     guarantee: "bitwise" or "close", as in the manifest.    changes: what differs from the manifest: the output file, a
@@ -61,6 +63,15 @@ class Replay:
     same_class: bool
     changes: list[str]
     runs: list[Run]
+
+    def table(self) -> Columns:
+        """A row for each repetition: chunk, threads, rows, differing and largest."""
+        names = ("chunk", "threads", "rows", "differing", "largest")
+        return Columns({name: [getattr(run, name) for run in self.runs] for name in names})
+
+    def heading(self) -> list[str]:
+        """The summary, line by line."""
+        return str(self).splitlines()
 
     @property
     def identical(self) -> bool:
@@ -127,6 +138,7 @@ def replay(
     """
     import torch
 
+    check_path("manifest", manifest)
     path = Path(manifest)
     statement = read_manifest(path)
     definition = statement["predicate"]["buildDefinition"]

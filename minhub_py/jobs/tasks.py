@@ -120,11 +120,14 @@ def generate(
 ) -> list[Results]:  # fmt: skip
     """The continuation of each text. Row n has the seed `seed` + n, so its result does not depend on the chunk.
 
+    settings: of `generate`. By default, the model's own.
     draft: the identifier of a draft model, or "mtp" for the model's head for multi-token prediction.
     """
+    from minhub_py.chat.defaults import default_sampling
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
     from minhub_py.inference.generate import generate as generate_ids
 
+    settings = {**default_sampling(model, chat=False), **settings}
     if settings.get("logit_bias"):  # a replayed job has the keys of JSON, which are strings
         settings["logit_bias"] = {int(id): bias for id, bias in settings["logit_bias"].items()}
     drafts: Any = draft

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -175,9 +175,21 @@ class LanguageModel(nn.Module):
         """
         return Cache(self.cache_layout(), batch_size, max_length, lookahead, next(self.parameters()), drafts)
 
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """TypeError: functions generate text for all models; the message names them."""
+        raise TypeError(
+            "a model has no method generate(): call complete(model, tokenizer, text), or generate(model, [token_ids]), "
+            "from minhub_py"
+        )
+
     def check(self, idx: Any, cache: Cache | None) -> None:
         """TypeError, ValueError: see `forward`."""
         title, limit = self.config.TITLE, self.config.context_length
+        if cache is not None and not isinstance(cache, Cache):
+            raise TypeError(
+                f"{title}: the second argument is a cache from model.new_cache(), not {type(cache).__name__}; for a "
+                "loss, compare the logits with targets: F.cross_entropy(model(x).flatten(0, 1), y.flatten())"
+            )
         if not isinstance(idx, Tensor) or idx.dtype not in (torch.int64, torch.int32):
             kind = idx.dtype if isinstance(idx, Tensor) else type(idx).__name__
             raise TypeError(f"{title}: idx must be a LongTensor (B, T), such as torch.tensor([token_ids]), not {kind}")

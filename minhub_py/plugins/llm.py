@@ -2,24 +2,36 @@
 
     pip install 'minhub_py[llm]'
     llm -m minhub/shakespeare-gpt2 "Good morrow!" -o max_new_tokens 40
+    llm embed -m minhub/sentence-transformers/all-MiniLM-L6-v2 -c "A text."
 
-A model's name is "minhub/" and its identifier. `llm minhub add IDENTIFIER` adds a folder, a GGUF file or a repository.
-Importing this module imports no PyTorch: `llm` imports it at each start.
+A model's name is "minhub/" and its identifier, or the name of its folder or file. `llm minhub add IDENTIFIER` adds a
+folder, a GGUF file or a repository. Embedding models are for `llm embed`, others for prompts; classifiers are for
+neither. Importing this module imports no PyTorch: `llm` imports it at each start.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import llm
 from pydantic import create_model
 
-from minhub_py.checkpoints.local import BUILTIN, cached_models
+from minhub_py.checkpoints.local import BUILTIN, cached, cached_models, locate
+from minhub_py.registry import ARCHITECTURES
 
 PREFIX = "minhub/"
+Kind = Literal["chat", "embedding", "classifier"]
+ENCODERS = [family for family in ARCHITECTURES.values() if family.is_encoder]
+ENCODER_TYPES = {family.model_type for family in ENCODERS}
+ENCODER_TYPES |= {name for family in ENCODERS for names in family.names.values() for name in names}
+EMBEDDING_FILES = ("modules.json", "config_sentence_transformers.json")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+GGUF_START = 2**16  # bytes, which contain the settings before the vocabulary
+GGUF_EMBEDDING_KEYS = (b".pooling_type", b".attention.causal\x07\0\0\0\0")  # the second with the value false
+BATCH_SIZE = 32  # texts
 OPTIONS: dict[str, tuple[Any, None]] = {
     "max_new_tokens": (int | None, None),
     "temperature": (float | None, None),
@@ -42,7 +54,7 @@ class MinhubModel(llm.Model):
 
     def __init__(self, identifier: str) -> None:
         self.identifier = identifier
-        self.model_id = PREFIX + identifier.removeprefix(PREFIX)
+        self.model_id = model_id(identifier)
 
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         """The pieces of the reply to a prompt. ModelError: the model, an option or the prompt is invalid."""
@@ -66,6 +78,37 @@ class MinhubModel(llm.Model):
         return f"minhub: {self.model_id}"
 
 
+class MinhubEmbeddingModel(llm.EmbeddingModel):
+    """An embedding model of this package. It is loaded by the first text."""
+
+    batch_size = BATCH_SIZE
+
+    def __init__(self, identifier: str) -> None:
+        self.identifier = identifier
+        self.model_id = model_id(identifier)
+
+    def embed_batch(self, items: Iterable[str | bytes], *, key: str | None = None) -> Iterator[list[float]]:
+        """The embeddings of texts. ModelError: the model cannot be loaded, or a text has no tokens."""
+        from minhub_py.analysis.embeddings import embed
+
+        model, tokenizer = load_encoder(self.identifier)
+        try:
+            yield from embed(model, tokenizer, [str(item) for item in items]).tolist()
+        except ValueError as error:
+            raise llm.ModelError(str(error)) from error
+
+    def __str__(self) -> str:
+        return f"minhub: {self.model_id}"
+
+
+def model_id(identifier: str) -> str:
+    """The name of a model: "minhub/" and its identifier, or the name of its folder or GGUF file."""
+    path = Path(identifier)
+    if path.is_absolute():
+        return PREFIX + (path.stem if path.suffix == ".gguf" else path.name)
+    return PREFIX + identifier.removeprefix(PREFIX)
+
+
 @cache
 def load(identifier: str) -> Any:
     """The model with this identifier, as a `Chat`. ModelError: it cannot be loaded."""
@@ -77,32 +120,93 @@ def load(identifier: str) -> Any:
         raise llm.ModelError(str(error)) from error
 
 
+@cache
+def load_encoder(identifier: str) -> tuple[Any, Any]:
+    """The model with this identifier, and its tokenizer. ModelError: they cannot be loaded."""
+    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
+    from minhub_py.pretrained import from_pretrained
+
+    try:
+        return from_pretrained(identifier), tokenizer_from_pretrained(identifier)
+    except (ValueError, OSError, ImportError) as error:
+        raise llm.ModelError(str(error)) from error
+
+
+def kind_at(path: Path) -> Kind:
+    """The kind of the model in a folder or GGUF file, from its settings; "chat" if they cannot be read."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(GGUF_START)
+            return "embedding" if any(key in start for key in GGUF_EMBEDDING_KEYS) else "chat"
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        classes = config.get("architectures") or [""]
+        if str(classes[0]).endswith(CLASSIFIERS):
+            return "classifier"
+        embeds = config.get("model_type") in ENCODER_TYPES or any((path / name).exists() for name in EMBEDDING_FILES)
+        return "embedding" if embeds else "chat"
+    except (OSError, ValueError, AttributeError, TypeError):  # the error is shown when the model is loaded
+        return "chat"
+
+
+def kind_of(identifier: str) -> Kind:
+    """The kind of an added model. A model that is not on this machine is a chat model."""
+    try:
+        return kind_at(locate(identifier) or cached(identifier))
+    except (OSError, ValueError):
+        return "chat"
+
+
 def added_file() -> Path:
-    """The file with the identifiers that `llm minhub add` has added."""
+    """The file with the models that `llm minhub add` has added."""
     return Path(llm.user_dir()) / "minhub.json"
 
 
-def added() -> list[str]:
-    """The identifiers that `llm minhub add` has added. ClickException: their file is not a JSON list of strings."""
+def added() -> dict[str, list[str]]:
+    """The identifiers that `llm minhub add` has added, and the aliases of each.
+
+    ClickException: their file does not contain a JSON object of lists.
+    """
     path = added_file()
     if not path.exists():
-        return []
+        return {}
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
+        models = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise click.ClickException(f"{path} is not JSON ({error}): correct or delete it") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise click.ClickException(f"{path} must contain a list of identifiers: correct or delete it")
-    return names
+    if not isinstance(models, dict) or not all(isinstance(aliases, list) for aliases in models.values()):
+        raise click.ClickException(f"{path} must contain an object of lists of aliases: correct or delete it")
+    return models
+
+
+def available() -> Iterator[tuple[str, list[str], Kind]]:
+    """The identifier, aliases and kind of built-in models, complete models in the Hub's cache, and added ones."""
+    models: dict[str, tuple[list[str], Kind]] = {}
+    for path in sorted(BUILTIN.iterdir()):
+        if path.is_dir():
+            models[PREFIX + path.name] = [], kind_at(path)
+    for model in cached_models():
+        if model.complete:
+            models[model.repository] = [], kind_at(model.folder)
+    for identifier, aliases in added().items():
+        models[identifier] = aliases, kind_of(identifier)
+    return ((identifier, *rest) for identifier, rest in models.items())
 
 
 @llm.hookimpl
-def register_models(register: Callable[[MinhubModel], None]) -> None:
-    """Register the built-in models, the complete models in the Hub's cache, and the added ones."""
-    in_cache = [model.repository for model in cached_models() if model.complete]
-    built_in = [PREFIX + path.name for path in sorted(BUILTIN.iterdir()) if path.is_dir()]
-    for identifier in dict.fromkeys([*built_in, *in_cache, *added()]):
-        register(MinhubModel(identifier))
+def register_models(register: Callable[..., None]) -> None:
+    """Register the models for prompts."""
+    for identifier, aliases, kind in available():
+        if kind == "chat":
+            register(MinhubModel(identifier), aliases=aliases)
+
+
+@llm.hookimpl
+def register_embedding_models(register: Callable[..., None]) -> None:
+    """Register the embedding models."""
+    for identifier, aliases, kind in available():
+        if kind == "embedding":
+            register(MinhubEmbeddingModel(identifier), aliases=aliases)
 
 
 @llm.hookimpl
@@ -115,23 +219,41 @@ def register_commands(cli: click.Group) -> None:
 
     @minhub.command()
     @click.argument("identifier")
-    def add(identifier: str) -> None:
+    @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name; may be repeated.")
+    def add(identifier: str, aliases: tuple[str, ...]) -> None:
         """Add a repository, a folder or a GGUF file as a model."""
+        from minhub_py.pretrained import read_config
+
         identifier = str(Path(identifier).resolve()) if Path(identifier).exists() else identifier
-        write([*dict.fromkeys([*added(), identifier])])
-        click.echo(f"Added: llm -m {MinhubModel(identifier).model_id}")
+        try:
+            read_config(identifier)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        kind = kind_of(identifier)
+        if kind == "classifier":
+            raise click.ClickException(f"{identifier} is a classifier: use minhub classify")
+        names = (model_id(identifier), *aliases)
+        others = {name for other, more, _ in available() if other != identifier for name in (model_id(other), *more)}
+        if used := [name for name in names if name in others]:
+            raise click.ClickException(f"{used[0]} is the name of another model: rename the folder, or the alias")
+        write(added() | {identifier: [*aliases]})
+        command = "llm embed -m" if kind == "embedding" else "llm -m"
+        click.echo(f"Added: {command} {names[-1]}")
 
     @minhub.command()
     @click.argument("identifier")
     def remove(identifier: str) -> None:
-        """Remove an added model from the list. Its files are unchanged."""
-        names = [name for name in added() if identifier not in (name, MinhubModel(name).model_id)]
-        if len(names) == len(added()):
-            raise click.ClickException(f"{identifier} was not added; added models: {', '.join(added()) or 'none'}")
-        write(names)
+        """Remove an added model from the list. Its files are unchanged. IDENTIFIER can be any of its names."""
+        path = str(Path(identifier).resolve())
+        models = added()
+        rest = {name: aliases for name, aliases in models.items()
+                if identifier not in (name, model_id(name), *aliases) and name != path}  # fmt: skip
+        if len(rest) == len(models):
+            raise click.ClickException(f"{identifier} was not added; added models: {', '.join(models) or 'none'}")
+        write(rest)
 
 
-def write(names: list[str]) -> None:
-    """Replace the list of added identifiers."""
+def write(models: dict[str, list[str]]) -> None:
+    """Replace the list of added models."""
     added_file().parent.mkdir(parents=True, exist_ok=True)
-    added_file().write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
+    added_file().write_text(json.dumps(models, indent=1) + "\n", encoding="utf-8")

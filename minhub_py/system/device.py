@@ -12,7 +12,8 @@ from functools import reduce
 
 import torch
 
-from minhub_py.system.spelling import setting
+from minhub_py.system.spelling import SettingError, setting
+from minhub_py.system.tables import Columns, Result
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -30,7 +31,7 @@ class Probe:
 
 
 @dataclass(frozen=True, repr=False)
-class Devices:
+class Devices(Result):
     """All probes and the device that "auto" selects; prints as a table."""
 
     probes: tuple[Probe, ...]
@@ -42,6 +43,15 @@ class Devices:
         rows += [(probe.name, "yes" if probe.works else "no", probe.detail) for probe in self.probes]
         lines = [f"{name:8}{works:7}{detail}" for name, works, detail in rows]
         return "\n".join([*lines, f'"auto" selects {self.device}: {self.reason}'])
+
+    def table(self) -> Columns:
+        """A row for each device: device, works and detail."""
+        names = {"device": "name", "works": "works", "detail": "detail"}
+        return Columns({title: [getattr(probe, name) for probe in self.probes] for title, name in names.items()})
+
+    def heading(self) -> list[str]:
+        """The choice of "auto"."""
+        return [f'"auto" selects {self.device}: {self.reason}']
 
     __repr__ = __str__  # for a Python prompt and a notebook
 
@@ -152,11 +162,11 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
     try:
         requested = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
+        raise SettingError(
             f'device {device!r} is unknown; give "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"'
         ) from error
     if requested.type not in PROBES:
-        raise ValueError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
+        raise SettingError(f'device {device!r} is not one of "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"')
     probes = PROBES[requested.type]()
     matching = [probe for probe in probes if requested.index is None or probe.name in (str(requested), requested.type)]
     for probe in matching:
@@ -164,7 +174,7 @@ def choose_device(device: str | torch.device = "auto") -> Probe:
             return probe
     why = "; ".join(probe.detail for probe in matching) or f"there are {len(probes)} devices of this kind"
     advice = f"use {setting('device', 'auto')} to select a working device"
-    raise ValueError(f'device "{device}" does not work here: {why}; {advice}')
+    raise SettingError(f'device "{device}" does not work here: {why}; {advice}')
 
 
 def choose_dtype(dtype: str | torch.dtype, device: Probe, stored: Iterable[torch.dtype]) -> torch.dtype:

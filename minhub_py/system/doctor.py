@@ -45,6 +45,7 @@ BUILDS = "https://pytorch.org/get-started/locally"
 class Finding:
     """A line of the report: component, state, whether it works, and advice.
 
+    present: False for an optional component that is not installed.
     advice: how to fix the problem; for a working component an optional improvement, or empty.
     """
 
@@ -52,6 +53,7 @@ class Finding:
     found: str
     fits: bool
     advice: str = ""
+    present: bool = True
 
 
 def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
@@ -116,7 +118,7 @@ def _extras() -> Iterator[Finding]:
         if absent:
             states.append(f"missing: {', '.join(absent)} (only needed for {extra.purpose})")
         advice = install_command(name, upgrade=old) if absent or old else ""
-        yield Finding(f"extra {name}", ", ".join(states), not old, advice)
+        yield Finding(f"extra {name}", ", ".join(states), not old, advice, present=not absent)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -136,7 +138,8 @@ def _devices() -> Iterator[Finding]:
     report = devices()
     for probe in report.probes:
         # A machine without a GPU is fine; problems of an NVIDIA GPU are reported with its driver.
-        yield Finding(probe.name, probe.detail if probe.works else f"none: {probe.detail}", True)
+        detail = probe.detail if probe.works else f"none: {probe.detail}"
+        yield Finding(probe.name, detail, True, present=probe.works)
     yield Finding('device "auto"', report.device, True)
     yield judge_decoder(*opened())
     cuda = [probe for probe in report.probes if probe.name.startswith("cuda")]
@@ -150,7 +153,8 @@ def judge_decoder(library: object, detail: str) -> Finding:
         return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
     compiler = "clang" if sys.platform == "win32" else "a C compiler"
     advice = f"install {compiler}, then reinstall this package"
-    return Finding("decoder in C", f"{detail}; generation on a CPU uses PyTorch, which is slower", True, advice)
+    slower = f"{detail}; generation on a CPU uses PyTorch, which is slower"
+    return Finding("decoder in C", slower, True, advice, present=False)
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Findin
     """
     state = f"PyTorch for CUDA {build}" if build else "PyTorch without CUDA"
     if driver is None:
-        return Finding("CUDA", f"{state}, no NVIDIA driver", True)
+        return Finding("CUDA", f"{state}, no NVIDIA driver", True, present=False)
     state += f", driver for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, GPUs: {driver.gpus}"
     update = f"update the driver ({DRIVERS})"
     if driver.fault:
@@ -231,7 +235,9 @@ def _hub() -> Iterator[Finding]:
     # Reports contain the source of the token, but never the token.
     variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
     source = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
-    yield Finding("Hub token", source if get_token() else "none (only private and gated models need one)", True)
+    token = get_token() is not None
+    state = source if token else "none (only private and gated models need one)"
+    yield Finding("Hub token", state, True, present=token)
     yield Finding(
         "Hub address", constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""), True
     )
@@ -250,7 +256,7 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
         r = describe(str(Path(facts["home"], "bin", "R")), facts["version"]) if facts else find_r()
         if r is None:
             advice = "apt-get install r-base-core, or see https://www.r-project.org"
-            yield Finding("R", "none (only R users need it)", True, advice)
+            yield Finding("R", "none (only R users need it)", True, advice, present=False)
             return
         facts = facts or ask_r(r.executable)
     except OSError as error:
@@ -263,7 +269,8 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
     fits = package in (None, __version__)
     state = package or "not in R's library (only R users need it)"
     state += "" if fits else f", which does not match minhub_py {__version__}"
-    yield Finding("R package minhubpy", state, fits, "" if package == __version__ else "minhub r --install")
+    advice = "" if package == __version__ else "minhub r --install"
+    yield Finding("R package minhubpy", state, fits, advice, present=package is not None)
     yield from _r_torch(facts, _version("torch"), hosted="rpy2.rinterface" in sys.modules)
 
 
@@ -277,7 +284,7 @@ def _rpy2(r: "R", home: str) -> Finding:
         advice = "install R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
         return Finding("rpy2", f"{state}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
     if r.rpy2_found is None:
-        return Finding("rpy2", state, True, install)
+        return Finding("rpy2", state, True, install, present=False)
     r_home = os.environ.get("R_HOME") or home
     if Path(r_home).resolve() != Path(home).resolve():
         return Finding("rpy2", f"{state}, but R_HOME names another R: {r_home}", False, "unset R_HOME")
@@ -300,7 +307,7 @@ def _r_torch(facts: Mapping[str, str], python_torch: str | None, hosted: bool) -
     version = facts.get("torch")
     if version is None:
         advice = 'in R: install.packages("torch"), then torch::install_torch()'
-        yield Finding("R torch", "none (only needed for R torch tensors)", True, advice)
+        yield Finding("R torch", "none (only needed for R torch tensors)", True, advice, present=False)
         return
     libtorch = facts.get("libtorch", "of unknown version")
     state = f"{version}, LibTorch {libtorch}"

@@ -21,6 +21,8 @@ EXTRAS = {
     "json": Extra({"llguidance": "1.9"}, "output that follows a JSON schema"),
     "gguf": Extra({"gguf": "0.17"}, "reading and writing GGUF files"),
     "tables": Extra({"pyarrow": "17"}, "reading and writing .parquet files"),
+    "pandas": Extra({"pandas": "2"}, "results as data frames (to_pandas)"),
+    "ray": Extra({"ray": "2.40", "pyarrow": "17"}, "running on a Ray cluster"),
     "plot": Extra({"matplotlib": "3.8"}, "drawing plots"),
     "probe": Extra({"scikit-learn": "1.4"}, "fitting probes"),
     "tensorboard": Extra({"tensorboard": "2.18"}, "writing metrics for TensorBoard"),

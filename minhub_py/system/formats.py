@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import click
+from minhub_py.system.extras import require
 
 FORMATS = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "txt"
@@ -51,12 +51,11 @@ def format_of(path: Path) -> str | None:
 
 
 def import_pyarrow() -> Any:
-    """Import pyarrow. click.ClickException: it is not installed."""
-    try:
-        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ModuleNotFoundError as error:
-        raise click.ClickException(".parquet files require pyarrow: pip install 'minhub_py[tables]'") from error
+    """Import pyarrow. ValueError: it is not installed."""
+    require("tables")
+    import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     return pyarrow
 
 

@@ -13,6 +13,12 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import ClassVar
 
+from minhub_py.system.habits import argument_hint
+
+
+class SettingError(ValueError):
+    """A setting has a value that this model or machine does not support. In the shell, the exit status is 2."""
+
 
 class Spelling:
     """Messages for Python."""
@@ -106,6 +112,9 @@ def call_name(name: str) -> str:
 
 def unknown(names: Sequence[str], valid: Sequence[str], title: str = "the settings") -> str:
     """The error message for unknown settings: suggests similar names, or lists the valid ones."""
+    hints = [f"{name}: {hint}" for name in names if (hint := argument_hint(name))]
+    if len(hints) == len(names):
+        return f"unknown setting{'s' if len(names) > 1 else ''} {'; '.join(hints)}"
     matches = [get_close_matches(name, valid, 1) for name in names]
     suggestions = ", ".join(match[0] for match in matches if match)
     advice = f"did you mean {suggestions}?" if all(matches) else f"{title} are {', '.join(valid)}"

@@ -7,7 +7,7 @@
     run = resume("run", steps=6000)
 
 `settings.Settings` lists all settings, `loop.py` contains the training loop, and `checkpoint.py` describes the folder.
-The shell command is `minhub train`; for several processes, `torchrun -m minhub_py.training` with the same arguments.
+The shell command is `minhub train`; for several processes, `torchrun -m minhub_py train` with the same arguments.
 """
 
 import os
@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.inference.arguments import check_path
 from minhub_py.pretrained import from_pretrained
 from minhub_py.system import html
 from minhub_py.system.spelling import unknown
-from minhub_py.training.checkpoint import LossRow, RunFolder
+from minhub_py.system.tables import Columns, Result
+from minhub_py.training.checkpoint import LossRow, RunFolder, columns_of
 from minhub_py.training.data import Corpus, read_corpus
 from minhub_py.training.errors import reading
 from minhub_py.training.examples import ExampleCorpus
@@ -85,6 +87,10 @@ def train(
     """
     sources = text if isinstance(text, Sequence) and not isinstance(text, str) else [text]
     texts = [Path(source) if isinstance(source, str | os.PathLike) else source for source in sources]
+    for number, source in enumerate(texts):
+        if not isinstance(source, Path) and not hasattr(source, "read"):
+            check_path(f"text {number + 1}", source)
+    check_path("out", out)
     names = [item.name for item in fields(Settings)]
     if invalid := sorted(set(settings) - set(names)):
         raise ValueError(unknown(invalid, names))
@@ -128,6 +134,7 @@ def resume(
             reasons listed in `train`.
         OSError: The disk is full; the last checkpoint is intact.
     """
+    check_path("out", out)
     folder = RunFolder(Path(out))
     with recovery_advice(folder):
         preparation = Preparation.read(folder)
@@ -162,7 +169,7 @@ def _run(
     return run
 
 
-class Run:
+class Run(Result):
     """The results of a training run.
 
     Attributes:
@@ -176,6 +183,7 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        check_path("the folder of a run", folder)
         self.files = RunFolder(Path(folder))
         self.folder = self.files.path
         self.history: list[Change]
@@ -245,6 +253,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def table(self) -> Columns:
+        """The losses, with a row for each evaluation."""
+        rows = self.losses
+        return Columns({name: [row[name] for row in rows] for name in columns_of(rows)})
 
     def _repr_html_(self) -> str:
         rows: list[Mapping[str, Any]] = list(self.losses)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from minhub_py.inference.quantize import count
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
@@ -88,6 +89,7 @@ class Trainer:
         self.wrapped = group.wrap(self.model, device)
         self.trained = adapter_run.trained_parameters(self.model)  # FSDP has replaced the parameters
         self.parameters = sum(parameter.numel() for parameter in self.trained.values())
+        self.all_parameters = count(self.model) if settings.lora else self.parameters
         self.compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
         # torch.compile generates its own kernels.
         self.kernels = CPUKernels if device.type == "cpu" and not settings.compile else nullcontext

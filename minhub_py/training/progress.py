@@ -19,7 +19,7 @@ from minhub_py.training.checkpoint import MEASURES, LossRow
 from minhub_py.training.data import Corpus
 from minhub_py.training.listener import Listener
 from minhub_py.training.loop import Trainer
-from minhub_py.training.summary import HEADINGS, about, duration, family_title
+from minhub_py.training.summary import HEADINGS, about, duration, family_title, parameters_title
 
 LINE_INTERVAL = 60.0  # seconds between progress lines if there is no progress bar
 SLOW_BATCH = 2.0  # seconds after which the pending batch replaces the progress bar
@@ -79,7 +79,8 @@ class ConsoleListener(Listener):
         settings, corpus, world_size = trainer.settings, trainer.corpus, trainer.group.world_size
         title = family_title(settings.family or trainer.family.name)
         processes = f", {world_size} processes ({settings.parallel})" if world_size > 1 else ""
-        self.print_line(f"{title}, {trainer.parameters:,} parameters, on {trainer.device}, {settings.dtype}{processes}")
+        size = parameters_title(trainer.all_parameters, trainer.parameters)
+        self.print_line(f"{title}, {size}, on {trainer.device}, {settings.dtype}{processes}")
         unit = "examples" if corpus.objective == "labels" else "tokens"
         steps = f"{settings.steps:,} step{'' if settings.steps == 1 else 's'}"
         self.print_line(f"{corpus.train.count:,} {unit} to train on, {corpus.held_out.count:,} held out; "

@@ -274,13 +274,13 @@ def report(folder: RunFolder, listener: Listener) -> None:
     """Write the model card and the loss curves. An error is a note, because the model itself is complete."""
     from minhub_py.training.summary import draw, model_card, read
 
+    written = "the model card and the loss curves were"
     try:
         if not folder.read_rows():
             return
         summary = read(folder.path)
         folder.write(folder.card, model_card(summary))
+        written = "the loss curves were"
         draw([summary], folder.curves)
-    except ImportError:
-        listener.note("the loss curves require matplotlib: pip install matplotlib")
-    except (OSError, ValueError) as error:
-        listener.note(f"the model card and the loss curves were not written: {error}")
+    except (ImportError, OSError, ValueError) as error:
+        listener.note(f"{written} not written: {error}")

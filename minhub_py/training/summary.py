@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
@@ -13,13 +13,18 @@ from minhub_py.checkpoints.tokenizers.tokenizer import parse
 from minhub_py.fitting import describe
 from minhub_py.inference.quantize import count
 from minhub_py.models.skeleton import skeleton
+from minhub_py.pretrained import read_config
 from minhub_py.registry import ENTRIES, entry_of
+from minhub_py.system.extras import require
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import MEASURES, LossRow, Measure, RunFolder, columns_of
 from minhub_py.training.data import Corpus, read_corpus
 from minhub_py.training.recovery import check_model_files, recovery_advice
 from minhub_py.training.settings import Change, Settings, read_settings, segments
 from minhub_py.training.units import LossUnit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARKERS = "osD^vP"
 STYLES = ("-", (0, (4, 2)), (0, (4, 2, 1, 2)))  # of validation losses
@@ -35,7 +40,8 @@ class Summary:
     name: str
     folder: str
     family: str
-    parameters: int
+    parameters: int  # trained: of the adapter, or of the model
+    base_parameters: int | None  # of an adapter's base; None for other runs, or if its config is not on this machine
     vocab_size: int
     tokenizer: str
     steps: int
@@ -96,6 +102,7 @@ def read(path: Path) -> Summary:
         folder=str(path),
         family=family,
         parameters=parameters,
+        base_parameters=base_parameters(settings),
         vocab_size=vocab_size,
         tokenizer=settings.tokenizer or "",
         steps=rows[-1]["step"],
@@ -135,6 +142,22 @@ def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
     return entry_of(config.get("model_type")).name, parameters, config["vocab_size"]
 
 
+def base_parameters(settings: Settings) -> int | None:
+    """The number of parameters of the base of an adapter; None without one, or if its config is not available."""
+    if not settings.lora or settings.start is None:
+        return None
+    try:
+        architecture, config, _ = read_config(settings.start, settings.revision or "main", local_files_only=True)
+    except (OSError, ValueError):  # moved or deleted since
+        return None
+    return count(skeleton(architecture.Model, config))
+
+
+def parameters_title(total: int, trained: int) -> str:
+    """The numbers of parameters of a model, and of the trained ones if they differ."""
+    return f"{total:,} parameters" + (f", {trained:,} of them trained" if trained != total else "")
+
+
 def commands(summary: Summary, out: str) -> list[str]:
     """Shell commands that reproduce a run: one for the start, and one for each change of settings.
 
@@ -172,7 +195,10 @@ def model_card(summary: Summary) -> str:
     held_out = "the last {} of the text" if is_text else "{} of the examples, drawn by the seed"
     shown = is_text and summary.tokenizer != "characters"
     per_character = f", {summary.nats_per_character:.4f} per character" if shown else ""
-    size = f"{summary.parameters:,} parameters, float32; {tokenizer} ({summary.vocab_size:,})"
+    count = f"{summary.parameters:,} trained parameters"  # of an adapter whose base is not on this machine
+    if summary.base_parameters is not None or not settings.lora:
+        count = parameters_title(summary.parameters + (summary.base_parameters or 0), summary.parameters)
+    size = f"{count}, float32; {tokenizer} ({summary.vocab_size:,})"
     measures = "".join(f"| {HEADINGS[name]} | {value:.4f} |\n" for name, value in summary.measures.items())
     step = f"at step {summary.best_step:,} of {summary.steps:,}"
     script = "\n".join(commands(summary, summary.name))
@@ -219,15 +245,16 @@ def about(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
 
 
-def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> None:
+def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> "Figure":
     """Draw the loss curves of runs: validation losses as lines with markers, training losses thin and dotted.
 
     Equal curves remain visible: line styles differ, and runs have their markers and dots at different steps.
 
     compared: draw in `compared_unit`, which must be the same for all runs.
 
-    ModuleNotFoundError: matplotlib is missing.    OSError: the file cannot be written.
+    ValueError: matplotlib is missing.    OSError: the file cannot be written.
     """
+    require("plot")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -264,9 +291,8 @@ def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> None
             if not several:
                 axes.annotate(f"{best:.3f}", (run.best_step, best), (0, 7), textcoords="offset points", color=colour,
                               ha="center", fontsize=8)  # fmt: skip
-            # The high losses of the first tenth would compress the scale.
-            shown = held_out[max(1, len(held_out) // 10) :] + train[max(1, len(train) // 10) :] or held_out
-            low, high = min(low, *shown, best), max(high, *shown, best)
+            shown = [value for value in (*held_out, *train, best) if math.isfinite(value)]
+            low, high = min(low, *shown), max(high, *shown)
         margin = 0.1 * max(high - low, 0.05)
         axes.set_ylim(low - margin, high + margin)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -281,3 +307,4 @@ def draw(runs: Sequence[Summary], path: Path, *, compared: bool = False) -> None
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+    return figure

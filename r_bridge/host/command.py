@@ -2,13 +2,13 @@
 
 import platform
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
+from minhub_py.system.console import stdin_is_terminal
 from r_bridge.host.embedded import installed_r
 from r_bridge.host.library import install, user_library
 from r_bridge.host.session import RSession
@@ -19,7 +19,7 @@ def run(expressions: Sequence[str], arguments: Sequence[str]) -> NoReturn:
 
     R exits the process with its exit status.
     """
-    if not expressions and not arguments and sys.stdin.isatty():
+    if not expressions and not arguments and stdin_is_terminal():
         prompt()
     if expressions:
         code = [argument for expression in expressions for argument in ("-e", expression)]

@@ -13,12 +13,12 @@ from real_data import real_data
 import minhub_py
 from minhub_py import gpt2, gptneo, lstm, next_tokens, qwen35, score, t5, target_logprobs, word_logprobs
 from minhub_py.analysis import predictions, tokens
-from minhub_py.analysis.columns import Columns
 from minhub_py.analysis.matrix import logprob_matrix
 from minhub_py.analysis.scores import token_scores
 from minhub_py.checkpoints.tokenizers.tokenizer import byte_level_bpe, characters, read_tokenizer, train_byte_level_bpe
 from minhub_py.inference.generate import generate
 from minhub_py.inference.rows import context_start
+from minhub_py.system.tables import Columns
 
 TEXT = """He realizes something. The apple doesn't fall far from the tree, is it? It's the apple's core, and nothing
 else. Don't judge a book by its cover: "The prince answered nothing", but she looked at him, awaiting a reply."""

@@ -306,7 +306,7 @@ def test_invalid_arguments_are_rejected(model: Any, tokenizer: Tokenizer) -> Non
             chat.say("Hi", **settings)
     with pytest.raises(ValueError, match="system must be a string"):
         a_chat(model, tokenizer, system=7)
-    with pytest.raises(ValueError, match="takes models of this package, not Tokenizer"):
+    with pytest.raises(ValueError, match="takes a model, not a tokenizer"):
         Chat(tokenizer, model)
     with pytest.raises(ValueError, match=r"tokenizers.Tokenizer"):
         Chat(model, "gpt2")

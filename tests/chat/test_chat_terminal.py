@@ -183,6 +183,19 @@ def test_keys_typed_during_a_reply_are_not_echoed(talks: list[Talk]) -> None:
     assert echo
 
 
+def test_ctrl_c_keeps_the_keys_typed_during_a_reply(talks: list[Talk]) -> None:
+    talk = Talk("minhub/shakespeare-lstm", "--seed", 1, "-n", 100_000)  # without a limit of the context
+    talks.append(talk)
+    talk.until("\n> ")
+    talk.send("hello\r")
+    talk.until("e")  # the reply has started
+    talk.send("/system ")
+    talk.send("\x03")
+    assert "Stopped." in talk.until("\n> /system ")
+    talk.send("\r")
+    talk.until("There is no system prompt.\n> ")
+
+
 def test_the_terminal_shows_replies_and_results_of_commands(bot: Path, talks: list[Talk], tmp_path: Path) -> None:
     talk = Talk(bot, "--seed", 1, "-n", 6)
     talks.append(talk)

@@ -41,7 +41,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torchrun(processes: int, *arguments: object) -> tuple[int, str]:
     """The exit status of torchrun, and its processes' standard error."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["--no-python", python(), "-m", "minhub_py.training", *map(str, arguments)]
+    command += ["--no-python", python(), "-m", "minhub_py", "train", *map(str, arguments)]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

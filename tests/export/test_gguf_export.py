@@ -46,6 +46,17 @@ def test_written_files_have_the_settings_and_weights(name: str, tmp_path: Path) 
     assert (again(ids) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_progress_counts_bytes(tmp_path: Path) -> None:
+    model = random_model("gpt2")
+    save_pretrained(model, tmp_path / "hub")
+    calls: list[tuple[int, int]] = []
+    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32", lambda *call: calls.append(call))
+    [total] = {total for _, total in calls}
+    assert total == sum(parameter.nbytes for parameter in model.parameters())
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert calls[-1][0] == total
+
+
 @torch.no_grad()
 def test_written_gemma3_has_its_windows_and_rotations(tmp_path: Path) -> None:
     small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 7, "head_dim": 8}

@@ -385,13 +385,13 @@ NAMES_THE_BACKEND = r"tokenizers\.Tokenizer, not the OfTransformers of transform
         (lambda m: generate(m, [[1]], stop="a", tokenizer=OfTransformers()), NAMES_THE_BACKEND),
         (lambda m: generate(m, [[1]], stop="a", tokenizer=5), r"tokenizers\.Tokenizer, not int"),
         (lambda m: save_pretrained(m, "never", OfTransformers()), NAMES_THE_BACKEND),
-        (lambda m: generate(None, [[1]]), r"generate\(\) takes models of this package, not NoneType"),
+        (lambda m: generate(None, [[1]]), r"generate\(\) takes models of this package, not None"),
         (
             lambda m: stream("gpt2", [1]),
             r"takes a model, not its name: load it with from_pretrained\('gpt2'\)",
         ),
-        (lambda m: score(TOKENIZER, [[1]]), r"score\(\) takes models of this package, not Tokenizer"),
-        (lambda m: save_pretrained(None, "never"), r"save_pretrained\(\) takes models of this package, not NoneType"),
+        (lambda m: score(TOKENIZER, [[1]]), r"score\(\) takes a model, not a tokenizer"),
+        (lambda m: save_pretrained(None, "never"), r"save_pretrained\(\) takes models of this package, not None"),
         (lambda m: generate(Around(m), [[1]]), r"not a Around around one: pass model\.module"),
     ],
 )

@@ -73,7 +73,13 @@ def test_draft_model_does_not_change_generated_texts(tmp_path: Path, model: str)
 def test_words_are_written_one_per_row(tmp_path: Path, model: str) -> None:
     texts = ["ab cd  bad", "", "cab", " \n"]
     out = tmp_path / "out.csv"
-    assert "4 rows" in done("words", model, write_csv(tmp_path / "in.csv", texts), "--out", out)
+    (tmp_path / "more.csv").write_text("text\nab cd\nbad ab cd\n")
+    assert "w.csv: 5 rows from 2\n" in done("words", model, tmp_path / "more.csv", "--out", tmp_path / "w.csv")
+    counts = json.loads(done("words", model, tmp_path / "more.csv", "--out", tmp_path / "x.csv", "--json"))
+    assert (counts["rows"], counts["read"], counts["missing"]) == (5, 2, 0)
+    assert "6 rows from 4, 2 without a result" in done(
+        "words", model, write_csv(tmp_path / "in.csv", texts), "--out", out
+    )
     rows = read_csv(out)
     assert [(row["id"], row["word_n"], row["word"]) for row in rows] == [
         ("0000", "1", "ab"), ("0000", "2", "cd"), ("0000", "3", "bad"), ("0001", "", ""), ("0002", "1", "cab"),

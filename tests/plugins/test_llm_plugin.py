@@ -1,14 +1,22 @@
 """The plugin for `llm`, with the real package; skipped without it."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from chat_models import chat_tokenizer
 from click.testing import CliRunner
+from encoders import write_cross_encoder, write_sentence_encoder, write_token_classifier
+from hub_server import HubServer
 
-from minhub_py import Chat, gpt2, save_pretrained
+from minhub_py import Chat, embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
+from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.export.gguf import write_gguf
 
 llm = pytest.importorskip("llm", reason="llm is not installed: pip install 'minhub_py[llm]'")
 
@@ -49,17 +57,85 @@ def test_a_prompt_and_a_conversation_equal_a_chat(cli: Any) -> None:
     assert output.strip() == first.text().strip()
 
 
-def test_models_are_added_and_removed(cli: Any, tmp_path: Path) -> None:
+def chat_model(folder: Path) -> Path:
     tokenizer = chat_tokenizer()
     model = gpt2(n_layer=1, n_embd=8, n_head=1, vocab_size=tokenizer.get_vocab_size())
-    save_pretrained(model, tmp_path / "tiny", tokenizer)
-    name = run(cli, "minhub", "add", tmp_path / "tiny").strip().removeprefix("Added: llm -m ")
-    assert f"minhub: {name}" in run(cli, "models", "list")
-    assert llm.get_model(name).prompt("Hi", max_new_tokens=3, seed=1).text() is not None
-    run(cli, "minhub", "remove", tmp_path / "tiny")
-    assert name not in run(cli, "models", "list")
-    assert json.loads((tmp_path / "user" / "minhub.json").read_text()) == []
+    save_pretrained(model, folder, tokenizer)
+    return folder
+
+
+def test_models_are_added_and_removed(cli: Any, tmp_path: Path) -> None:
+    folder = chat_model(tmp_path / "tiny")
+    assert run(cli, "minhub", "add", folder) == "Added: llm -m minhub/tiny\n"
+    assert "minhub: minhub/tiny" in run(cli, "models", "list")
+    assert llm.get_model("minhub/tiny").prompt("Hi", max_new_tokens=3, seed=1).text() is not None
+    run(cli, "minhub", "remove", folder)
+    assert "minhub/tiny" not in run(cli, "models", "list")
+    assert json.loads((tmp_path / "user" / "minhub.json").read_text()) == {}
     assert "was not added" in CliRunner().invoke(cli, ["minhub", "remove", "other"]).output
+    assert "There is no folder" in CliRunner().invoke(cli, ["minhub", "add", "./missing"]).output
+
+
+def test_added_models_have_aliases(cli: Any, tmp_path: Path) -> None:
+    folder = chat_model(tmp_path / "tiny")
+    assert run(cli, "minhub", "add", folder, "--alias", "small") == "Added: llm -m small\n"
+    assert llm.get_model("small").model_id == "minhub/tiny"
+    other = chat_model(tmp_path / "other" / "tiny")
+    result = CliRunner().invoke(cli, ["minhub", "add", str(other)])
+    assert (result.exit_code, "minhub/tiny is the name of another model" in result.output) == (1, True)
+    run(cli, "minhub", "remove", "small")
+    assert "minhub/tiny" not in run(cli, "models", "list")
+
+
+def test_encoders_are_embedding_models_and_no_chat_models(
+    cli: Any, tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = write_sentence_encoder(tmp_path / "encoder")
+    hub.add("owner/encoder", encoder)
+    tokenizer_from_pretrained("owner/encoder")
+    from_pretrained("owner/encoder")
+    folder = write_sentence_encoder(tmp_path / "added")
+    assert run(cli, "minhub", "add", folder, "--alias", "sentences") == "Added: llm embed -m sentences\n"
+    names = ("minhub/owner/encoder", "minhub/added")
+    chats, embedders = run(cli, "models", "list"), run(cli, "embed-models", "list")
+    assert all(name not in chats and name in embedders for name in names)
+    assert "minhub/shakespeare-gpt2" not in embedders
+    texts = ["the cat", "a dog"]
+    expected = embed(from_pretrained(folder), tokenizer_from_pretrained(folder), texts).tolist()
+    assert [*llm.get_embedding_model("sentences").embed_multi(texts)] == expected
+    assert json.loads(run(cli, "embed", "-m", "sentences", "-c", texts[1])) == expected[1]
+
+
+@pytest.mark.parametrize("write", [write_cross_encoder, write_token_classifier])
+def test_classifiers_are_not_offered(cli: Any, tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    result = CliRunner().invoke(cli, ["minhub", "add", str(write(tmp_path / "classifier"))])
+    assert (result.exit_code, "is a classifier: use minhub classify" in result.output) == (1, True)
+
+
+def test_gguf_files_have_their_kind(cli: Any, tmp_path: Path) -> None:
+    save_pretrained(from_pretrained("minhub/shakespeare-gpt2"), tmp_path / "chat")
+    write_gguf(Checkpoint(tmp_path / "chat"), tmp_path / "model.gguf")
+    assert run(cli, "minhub", "add", tmp_path / "model.gguf") == "Added: llm -m minhub/model\n"
+
+    from minhub_py.plugins.llm import kind_at
+
+    for name, add in (
+        ("embedding", lambda writer: writer.add_pooling_type(gguf.PoolingType.MEAN)),
+        ("embedding", lambda writer: writer.add_causal_attention(False)),
+        ("chat", lambda writer: writer.add_causal_attention(True)),
+    ):  # fmt: skip
+        writer = gguf.GGUFWriter(tmp_path / "other.gguf", "any")
+        add(writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        assert kind_at(tmp_path / "other.gguf") == name
+
+
+def test_the_plugin_imports_no_pytorch() -> None:
+    code = "import sys; import minhub_py.plugins.llm as plugin; [*plugin.available()]; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
 
 
 def test_errors_are_those_of_llm(cli: Any) -> None:

@@ -67,11 +67,12 @@ def test_this_installation_has_no_problems() -> None:
 
 
 def test_extras_match_pyproject() -> None:
-    declared = {
-        extra: {name: version for name, version in map(least, requirements) if name != "minhub_py[json]"}
-        for extra, requirements in declared_extras().items() if extra in EXTRAS
-    }  # fmt: skip
-    declared["serve"] |= declared["json"]
+    all_extras = {name: dict(map(least, requirements)) for name, requirements in declared_extras().items()}
+    declared = {name: all_extras[name] for name in EXTRAS}
+    for packages in declared.values():
+        for name in [name for name in packages if name.startswith("minhub_py[")]:
+            del packages[name]
+            packages.update(all_extras[name[10:-1]])
     assert {name: extra.packages for name, extra in EXTRAS.items()} == declared
 
 
@@ -83,7 +84,7 @@ def declared_extras() -> dict[str, list[str]]:
 
 def least(requirement: str) -> tuple[str, str]:
     name, _, version = requirement.partition(">=")
-    return name, version.partition(",")[0]
+    return name.removesuffix("[data]"), version.partition(",")[0]
 
 
 def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path: Path) -> None:
@@ -107,6 +108,14 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     state, fits, advice = findings["extra tables"]
     assert (state, fits) == ("pyarrow 3.0", False)
     assert advice.endswith("--upgrade 'minhub_py[tables]'")
+
+
+def test_optional_components_that_are_missing_are_not_marked_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minhub_py.system.doctor._version", lambda name: None if name == "pyarrow" else "99")
+    lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
+    marks = {" ".join(line[4:].split()[:2]): line[:2] for line in lines}
+    assert (marks["extra tables"], marks["extra plot"]) == ("--", "ok")
+    assert all(line[:2] in ("--", "NO") for line in lines if "missing:" in line)
 
 
 def python_package(folder: Path, name: str, version: str) -> None:
@@ -215,7 +224,7 @@ def test_missing_r_is_reported_and_is_not_a_problem(tmp_path: Path, monkeypatch:
     [r] = [finding for finding in json.loads(result.stdout) if finding["what"] == "R"]
     assert r == {
         "what": "R", "found": "none (only R users need it)", "fits": True,
-        "advice": "apt-get install r-base-core, or see https://www.r-project.org",
+        "advice": "apt-get install r-base-core, or see https://www.r-project.org", "present": False,
     }  # fmt: skip
     assert result.exit_code == 0
     assert "R package minhubpy" not in result.stdout

@@ -81,7 +81,15 @@ def test_the_command_trains_an_adapter(tmp_path: Path, text: Path) -> None:
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (3, 5)
-    assert "--lora r=3 --lora alpha=5 --quantize int8" in (tmp_path / "run" / "README.md").read_text()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "--lora r=3 --lora alpha=5 --quantize int8" in card
+    base = sum(parameter.numel() for parameter in from_pretrained(START).parameters())
+    tensors = load_file(tmp_path / "run" / "adapter_model.safetensors").values()
+    trained = sum(tensor.numel() for tensor in tensors)
+    size = f"{base + trained:,} parameters, {trained:,} of them trained"
+    assert size in card
+    again = [*words[:-1], "--out", str(tmp_path / "again")]
+    assert f"GPT-2, {size}, on cpu" in CliRunner().invoke(main, again).stderr
 
 
 def test_gradients_over_quantized_weights_are_exact() -> None:

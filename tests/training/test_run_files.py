@@ -346,6 +346,16 @@ def test_equal_curves_remain_visible(tmp_path: Path, text: Path, pictures: None)
             assert (np.abs(curves - to_rgb(colour)).max(axis=1) < 0.02).sum() > 50
 
 
+def test_the_axis_shows_the_losses_of_all_steps(tmp_path: Path, text: Path, pictures: None) -> None:
+    run = summary.read(train(text, tmp_path / "run", **TINY | {"steps": 40, "evaluate_every": 2}).folder)
+    high = [{**row, "held_out_loss": row["held_out_loss"] + 50 * (row["step"] == 0)} for row in run.rows]
+    [axes] = summary.draw([dataclasses.replace(run, rows=high)], tmp_path / "x.png").axes
+    low, top = axes.get_ylim()
+    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    assert low < np.nanmin(drawn) < np.nanmax(drawn) < top
+    assert np.nanmax(drawn) > 50
+
+
 def test_training_losses_are_drawn_in_the_middle_of_their_steps(
     tmp_path: Path, text: Path, pictures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

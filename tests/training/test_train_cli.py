@@ -261,16 +261,20 @@ def test_failures_are_reported(tmp_path: Path, text: Path) -> None:
             "--set: unknown setting speed; the settings of gpt2 are",
         ),
         (["train", text, "--out", tmp_path / "new", "--context", "5000"], "longer than the training text"),
-        (["train", text, "--out", tmp_path / "new", "--device", "abacus"], "device 'abacus' is unknown"),
         (["train", "--resume", missing], "is not a run of minhub train"),
         (["train", "--resume", run, "--width", "32"], "--width cannot change"),
         (["train", "--resume", run, "--set", "n_inner=3"], "--set cannot change"),
         (["compare", missing], "is not a run of minhub train"),
         (["compare", run, "--plot", tmp_path / "plot.pdf"], "ends in .png"),
-        (["compare", run, "--plot", tmp_path / "plot.png"], "requires matplotlib"),
+        (
+            ["compare", run, "--plot", tmp_path / "plot.png"],
+            "requires the Python package matplotlib: install with",
+        ),
     ]
     for arguments, message in cases:
         assert message in failed(*arguments)
+    new = ("train", text, "--out", tmp_path / "new")
+    assert "device 'abacus' is unknown" in failed(*new, "--device", "abacus", status=2)
     same(contents(tmp_path), before)
 
 
@@ -316,7 +320,7 @@ def test_a_signal_prints_the_command_to_resume(tmp_path: Path, text: Path, numbe
     """
     run = tmp_path / "my run"
     program = sys.executable if number == signal.SIGINT else python()
-    words = [program, "-m", "minhub_py.training", text, "--out", run, *OPTIONS, "--steps", "1000000"]
+    words = [program, "-m", "minhub_py", "train", text, "--out", run, *OPTIONS, "--steps", "1000000"]
     with subprocess.Popen(
         [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

@@ -58,6 +58,7 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
 from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
+from minhub_py.inference.arguments import check_list, check_tokenizer
 from minhub_py.system.printable import gist
 
 # In order of preference.
@@ -393,8 +394,10 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int
         prompt: the preceding token IDs, which determine in some tokenizers whether the text begins with a space.
 
     Raises:
-        ValueError: the tokenizer is corrupt.
+        ValueError: not a tokenizer, or a corrupt one; or `ids` are not iterable.
     """
+    check_tokenizer(tokenizer, "decode")
+    check_list("ids", ids, "token IDs")
     stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
     for id in ids:
         with working(tokenizer):
