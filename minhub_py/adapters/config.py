@@ -4,14 +4,15 @@ Every setting that changes the result is supported or rejected by name. Defaults
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from minhub_py.adapters.patterns import full_match, parse
+
 # Settings without an effect on the result of a saved adapter. fan_in_fan_out describes the base's memory layout.
 NO_EFFECT = frozenset(
-    """arrow_config auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config fan_in_fan_out
+    """arrow_config auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out
     inference_mode init_lora_weights loftq_config lora_ga_config megatron_config megatron_core monteclora_config
     peft_type peft_version qalora_group_size revision runtime_config task_type velora_config""".split()
 )
@@ -39,6 +40,8 @@ class AdapterConfig:
 
     target_modules: names or endings of names; a text is a regular expression for the full name, or "all-linear".
     None: PEFT's choice for the architecture.
+    ensure_weight_tying: trained copies of a tied embedding also apply to the head, and the reverse.
+    trainable_token_indices: token IDs whose rows of the embedding are trained, or such IDs by module.
     alora_invocation_tokens: token IDs that activate the adapter (models/lora.py); None: it is always active.
     """
 
@@ -55,6 +58,8 @@ class AdapterConfig:
     layers_pattern: tuple[str, ...] = ()
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    ensure_weight_tying: bool = False
+    trainable_token_indices: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
     alora_invocation_tokens: tuple[int, ...] | None = None
     task_type: str | None = None
     base_model_name_or_path: str | None = None
@@ -71,15 +76,29 @@ class AdapterConfig:
             raise ValueError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}")
         if self.bias not in ("none", "all", "lora_only"):
             raise ValueError(f"bias must be none, all or lora_only, not {self.bias!r}")
+        self._check_patterns()
         if self.alora_invocation_tokens is not None:
             self._check_activated()
+
+    def _check_patterns(self) -> None:
+        """ValueError: a regular expression is invalid or not supported."""
+        texts = [(name, getattr(self, name)) for name in ("target_modules", "exclude_modules")]
+        patterns = [(name, text) for name, text in texts if isinstance(text, str) and text != ALL_LINEAR]
+        for name in ("rank_pattern", "alpha_pattern", "layers_pattern"):
+            patterns += [(name, ending(pattern)) for pattern in getattr(self, name)]
+        for name, pattern in patterns:
+            try:
+                parse(pattern)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
 
     def _check_activated(self) -> None:
         """ValueError: a setting that an activated adapter does not support."""
         tokens = self.alora_invocation_tokens
         if not isinstance(tokens, tuple) or not tokens or not all(type(id) is int and id >= 0 for id in tokens):
             raise ValueError(f"alora_invocation_tokens must be a list of token IDs, at least one, not {tokens!r}")
-        always = [name for name in ("use_dora", "modules_to_save") if getattr(self, name)]
+        always = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices")
+                  if getattr(self, name)]  # fmt: skip
         always += ["bias"] * (self.bias != "none")
         if always:
             raise ValueError(f"{', '.join(always)} cannot be combined with alora_invocation_tokens, which activates "
@@ -99,6 +118,7 @@ class AdapterConfig:
     def to_json(self, transposed: bool) -> dict[str, Any]:
         """The content of adapter_config.json.    transposed: the base stores its weights (in, out), as GPT-2."""
         targets, tokens = self.target_modules, self.alora_invocation_tokens
+        indices = self.trainable_token_indices
         return {
             "peft_type": "LORA", "auto_mapping": None, "inference_mode": True, "fan_in_fan_out": transposed,
             "base_model_name_or_path": self.base_model_name_or_path, "revision": self.revision,
@@ -114,13 +134,21 @@ class AdapterConfig:
             "layers_pattern": list(self.layers_pattern) or None,
             "rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern),
             "alora_invocation_tokens": None if tokens is None else list(tokens),
+            "ensure_weight_tying": self.ensure_weight_tying,
+            "trainable_token_indices": {name: list(ids) for name, ids in indices.items()}
+            if isinstance(indices, Mapping) else None if indices is None else list(indices),
         }  # fmt: skip
+
+
+def ending(pattern: str) -> str:
+    """The regular expression of names that end with a match of `pattern`, after a dot."""
+    return rf"(.*\.)?({pattern})"
 
 
 def pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first pattern that matches the end of a module's name."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if full_match(ending(pattern), module):
             return value
     return default
 
@@ -153,6 +181,10 @@ def tuple_of(name: str, value: Any) -> Any:
         return (value,)
     if name == "layers_pattern" and isinstance(value, str):
         return (value,)
+    if name == "layers_to_transform" and isinstance(value, list) and not value:
+        return None  # as in PEFT: all layers
+    if name == "trainable_token_indices":
+        return token_indices(value)
     if name == "alora_invocation_tokens":
         return tuple(value) if isinstance(value, list) else value
     if name in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform"):
@@ -161,3 +193,14 @@ def tuple_of(name: str, value: Any) -> Any:
             raise ValueError(f"{name} must be a list, not {value!r}")
         return tuple(sorted(value))
     return value
+
+
+def token_indices(value: Any) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    """The trained token IDs, of all modules or by module. ValueError: they are not different token IDs."""
+    lists = value if isinstance(value, dict) else {"": value}
+    for ids in lists.values():
+        valid = isinstance(ids, list) and ids and all(type(id) is int and id >= 0 for id in ids)
+        if not valid or len(set(ids)) < len(ids):
+            raise ValueError(f"trainable_token_indices must be a list of different token IDs, or such lists by module, "
+                             f"not {value!r}")  # fmt: skip
+    return {name: tuple(ids) for name, ids in value.items()} if isinstance(value, dict) else tuple(value)

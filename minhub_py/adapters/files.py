@@ -3,152 +3,99 @@
 Names in the file, after "base_model.model." and the Hub name of a module (peft/utils/save_and_load.py, 0.21):
 
     lora_A.weight (r, in)   lora_B.weight (out, r)   lora_magnitude_vector (out,)   factors of LoRA and DoRA
+    lora_embedding_A (r, V)   lora_embedding_B (C, r)   lora_magnitude_vector (C,)   the same of an embedding
+    token_adapter.trainable_tokens_delta (n, C)                                     rows of trainable_token_indices
+    weight, bias                                                                   trained copy (modules_to_save, bias)
     base_layer.bias                                                                trained bias of a target
-    weight, bias                                                                   trained copy (modules_to_save)
+    base_layer.weight, weight                                     weight of the base, of resized or adapted embeddings
 
-PEFT ignores unexpected names and warns about missing ones; here both are errors, which list all names.
+`fit.py` compares the tensors with the settings and the model.
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-import weights_map
 from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
-from minhub_py.adapters.targets import brief, contains, conversions_of, linear_targets, select
+from minhub_py.checkpoints.pickles import open_pickle
 from minhub_py.checkpoints.storage import open_safetensors, read_object
 from minhub_py.checkpoints.writing import write_safetensors
-from minhub_py.models.base import LanguageModel
+from minhub_py.models.base import ModelConfig
 from minhub_py.models.lora import LoRAFactors
-from minhub_py.registry import architecture_of
-from weights_map.engine import Table
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
-FACTOR = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)")
-PARTS = {"lora_A.weight": "A", "lora_B.weight": "B"}
-UNSUPPORTED = re.compile(r"\.(lora_embedding_[AB]|token_adapter\..+|lora_B\.bias)$")
 
 
 @dataclass
 class Adapter:
-    """An adapter in Hub layout.
+    """An adapter in Hub layout. Keys are Hub names, of modules or tensors.
 
-    factors: by Hub module.    saved: trained copies of tensors of the base, by Hub name (modules_to_save, biases).
+    model_config: of the model with the adapter; another one than the base's if it unties the head or adds tokens.
+    factors: of linear layers.    embeddings: of embeddings, as W' = W + s B A with B (V, r) and A (r, C).
+    tokens: the trained rows (n, C) of an embedding or head.    token_ids: their n token IDs.
+    saved: trained copies of tensors of the base (modules_to_save, biases).
+    base: untrained tensors that replace the base's.    ties: head -> embedding, if the base ties them.
     """
 
     config: AdapterConfig
+    model_config: ModelConfig
     factors: dict[str, LoRAFactors] = field(default_factory=dict)
+    embeddings: dict[str, LoRAFactors] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+    token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     saved: dict[str, Tensor] = field(default_factory=dict)
+    base: dict[str, Tensor] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
 
+    def value(self, name: str) -> Tensor | None:
+        """The tensor that replaces the base's, before factors and rows of tokens; None without one."""
+        tied = [name, *(theirs for pair in self.ties.items() if name in pair for theirs in pair if theirs != name)]
+        trained = tied if self.model_config.tie_word_embeddings else [name]
+        values = [self.saved[each] for each in trained if each in self.saved]
+        values += [self.base[each] for each in tied if each in self.base]
+        return values[0] if values else None
 
-def read_adapter(folder: Path, model: LanguageModel) -> Adapter:
-    """The adapter in a folder, for a model.
-
-    FileNotFoundError: the folder is not an adapter.
-    ValueError: a setting is not supported, or the tensors do not fit the settings or the model; all are listed.
-    """
-    config, tensors = stored_adapter(folder)
-    try:
-        return build_adapter(config, tensors, model)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    def replaces(self, name: str) -> bool:
+        """Whether a tensor of the model is another one than the base's. Factors of linear layers do not replace it."""
+        module, _, leaf = name.rpartition(".")
+        changed = leaf == "weight" and (module in self.embeddings or module in self.tokens)
+        return changed or self.value(name) is not None
 
 
 def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
-    """The settings of an adapter, and its tensors under PEFT's names. Raises the errors of `read_adapter`."""
+    """The settings of an adapter, and its tensors under PEFT's names.
+
+    FileNotFoundError: the folder is not an adapter. ValueError: a file is corrupt, or a setting is not supported.
+    """
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}")
     source, values = str(folder / CONFIG), read_object(folder / CONFIG)
-    weights = mlx.WEIGHTS if mlx.is_mlx(values) else WEIGHTS
-    if not (folder / weights).exists():
-        raise FileNotFoundError(f"{folder} is not a complete adapter: it has no {weights}")
-    file = open_safetensors(folder / weights)
-    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    return mlx.to_peft(values, tensors, source) if mlx.is_mlx(values) else (read_config(values, source), tensors)
+    if not mlx.is_mlx(values):
+        return read_config(values, source), stored_tensors(folder)[0]
+    return mlx.to_peft(values, stored_tensors(folder, mlx.WEIGHTS)[0], source)
 
 
-def build_adapter(config: AdapterConfig, tensors: Mapping[str, Tensor], model: LanguageModel) -> Adapter:
-    """The adapter of tensors under PEFT's names. ValueError: they do not fit; all names are listed."""
-    model_type = model.config.to_hub()["model_type"]
-    table = weights_map.table_of(architecture_of(model_type).model_type, model.config)
-    targets = linear_targets(model)
-    selected = select(config, targets, model_type)
-    problems: dict[str, list[str]] = {"unknown": [], "unexpected": [], "missing": [], "wrong shape": []}
-    parts: dict[str, dict[str, Tensor]] = {}
-    saved: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = name.removeprefix(PREFIX)
-        if UNSUPPORTED.search(plain):
-            raise ValueError(f"{name}: adapters of embeddings, of single tokens and of biases are not supported")
-        factor = FACTOR.fullmatch(plain)
-        stored = f"{factor[1]}.weight" if factor else plain.replace(".base_layer.", ".")
-        match = table.find(stored, "hub")
-        if plain == name or match is None:
-            problems["unknown"].append(name)
-        elif factor is None:
-            saved[match[0]] = tensor
-        else:
-            module = match[0].removesuffix(".weight")
-            if module not in selected:
-                problems["unexpected"].append(name)
-            parts.setdefault(module, {})[PARTS.get(factor[2], "magnitude")] = tensor
-    expected_parts = ["A", "B"] + ["magnitude"] * config.use_dora
-    adapter = Adapter(config, saved=saved)
-    for module in selected:
-        rank, (rows, columns) = config.rank(module), targets[module].shape
-        shapes = {"A": (rank, columns), "B": (rows, rank), "magnitude": (rows,)}
-        factors = parts.get(module, {})
-        problems["missing"] += [f"{module} ({part})" for part in expected_parts if part not in factors]
-        problems["unexpected"] += [f"{module} ({part})" for part in factors if part not in expected_parts]
-        problems["wrong shape"] += [
-            f"{module} ({part}) is {tuple(tensor.shape)}, not {shapes[part]}"
-            for part, tensor in factors.items() if tuple(tensor.shape) != shapes[part]
-        ]  # fmt: skip
-        if all(part in factors for part in expected_parts):
-            dtype = torch.promote_types(factors["A"].dtype, torch.float32)  # as PEFT: factors are float32
-            # Copies: the sums of MKL depend on the alignment of memory, which a file does not provide.
-            a, b, *magnitude = (factors[part].to(dtype, copy=True) for part in expected_parts)
-            adapter.factors[module] = LoRAFactors(
-                a, b, config.scale(module), magnitude[0] if magnitude else None, config.lora_dropout
-            )
-    check_saved(adapter, model, table, problems)
-    if lines := [f"{problem}: {brief(names)}" for problem, names in problems.items() if names]:
-        raise ValueError(f"the adapter does not fit the model. {'; '.join(lines)}")
-    return adapter
+def stored_tensors(folder: Path, weights: str = WEIGHTS) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of an adapter, memory-mapped, and the metadata of their file.
+
+    FileNotFoundError: the folder has no such file. ValueError: the file is corrupt.
+    """
+    if (folder / weights).exists():
+        file = open_safetensors(folder / weights)
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    if weights == WEIGHTS and (folder / PICKLE).exists():
+        return open_pickle(folder / PICKLE), {}
+    raise FileNotFoundError(f"{folder} is not a complete adapter: it has no {weights}")
 
 
-def check_saved(adapter: Adapter, model: LanguageModel, table: Table, problems: Mapping[str, list[str]]) -> None:
-    """Compare the trained copies with modules_to_save and bias."""
-    config = adapter.config
-    names = hub_names(model, table)
-    expected = {name for name in names if contains(config.modules_to_save, name.rpartition(".")[0])}
-    expected |= expected_biases(config, names, adapter)
-    allowed = expected | {f"{module}.weight" for module in adapter.factors}
-    problems["missing"].extend(expected - adapter.saved.keys())
-    problems["unexpected"].extend(adapter.saved.keys() - allowed)
-
-
-def expected_biases(config: AdapterConfig, names: set[str], adapter: Adapter) -> set[str]:
-    """The biases that an adapter contains, by the setting `bias`."""
-    if config.bias == "all":
-        return {name for name in names if name.endswith(".bias")}
-    if config.bias == "lora_only":
-        return {f"{module}.bias" for module in adapter.factors} & names
-    return set()
-
-
-def hub_names(model: LanguageModel, table: Table) -> set[str]:
-    """The Hub names of a model's tensors, and of a tied head."""
-    names = {name for conversion in conversions_of(model) for name in conversion.targets}
-    tied = {row.templates("hub")[0] for row in table.rows if row.operation.tied_to and row.templates("native")}
-    return names | tied
+def has_weights(folder: Path) -> bool:
+    """Whether a folder contains the tensors of an adapter in PEFT's format."""
+    return (folder / WEIGHTS).exists() or (folder / PICKLE).exists()
 
 
 def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: Sequence[str] | None = None) -> None:
@@ -156,16 +103,7 @@ def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: S
 
     labels: of the adapter's classification head, which PEFT does not store; None without one.
     """
-    tensors: dict[str, Tensor] = {}
-    for module, factors in adapter.factors.items():
-        name = f"{PREFIX}{module}"
-        tensors[f"{name}.lora_A.weight"] = factors.lora_A.detach()
-        tensors[f"{name}.lora_B.weight"] = factors.lora_B.detach()
-        if factors.magnitude is not None:
-            tensors[f"{name}.lora_magnitude_vector"] = factors.magnitude.detach()
-    for name, tensor in sorted(adapter.saved.items()):
-        module = name.rpartition(".")[0]
-        tensors[PREFIX + (name.replace(module, f"{module}.base_layer") if module in adapter.factors else name)] = tensor
+    tensors = peft_tensors(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{WEIGHTS}.partial"
     try:
@@ -176,3 +114,33 @@ def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: S
         partial.unlink(missing_ok=True)
     content = json.dumps(adapter.config.to_json(transposed), indent=2, sort_keys=True)
     (folder / CONFIG).write_text(content + "\n", encoding="utf-8")
+
+
+def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """The tensors of an adapter under PEFT's names."""
+    tensors: dict[str, Tensor] = {}
+    for module, factors in adapter.factors.items():
+        tensors[f"{module}.lora_A.weight"] = factors.lora_A.detach()
+        tensors[f"{module}.lora_B.weight"] = factors.lora_B.detach()
+    for module, factors in adapter.embeddings.items():
+        tensors[f"{module}.lora_embedding_A"] = factors.lora_B.detach().t().contiguous()
+        tensors[f"{module}.lora_embedding_B"] = factors.lora_A.detach().t().contiguous()
+    for module, factors in (adapter.factors | adapter.embeddings).items():
+        if factors.magnitude is not None:
+            tensors[f"{module}.lora_magnitude_vector"] = factors.magnitude.detach()
+    for module, rows in adapter.tokens.items():
+        tensors[f"{module}.token_adapter.trainable_tokens_delta"] = rows
+    for name, tensor in sorted(adapter.base.items()):
+        module, _, leaf = name.rpartition(".")
+        copied = name in adapter.saved
+        tensors[f"{module}.original_module.{leaf}" if copied else stored_name(adapter, name)] = tensor
+    tensors |= {stored_name(adapter, name): tensor for name, tensor in sorted(adapter.saved.items())}
+    return {PREFIX + name: tensor for name, tensor in tensors.items()}
+
+
+def stored_name(adapter: Adapter, name: str) -> str:
+    """PEFT's name of a copy: inside the layer that replaces its module, if there is one."""
+    module, _, leaf = name.rpartition(".")
+    if module in adapter.factors or module in adapter.embeddings:
+        return f"{module}.base_layer.{leaf}"
+    return f"{module}.token_adapter.base_layer.{leaf}" if module in adapter.tokens else name

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from minhub_py.adapters.files import CONFIG, PREFIX, WEIGHTS
-from minhub_py.adapters.targets import conversions_of
-from minhub_py.checkpoints.storage import open_safetensors, read_object
+from minhub_py.adapters.files import CONFIG, PREFIX, has_weights, stored_tensors
+from minhub_py.adapters.targets import bare_model, conversions_of
+from minhub_py.checkpoints.storage import read_object
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
@@ -74,7 +74,7 @@ def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
 def head_modules(model: LanguageModel) -> tuple[str, ...]:
     """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier` completely."""
     names = [
-        name.rpartition(".")[0] for conversion in conversions_of(model) for name in conversion.targets
+        name.rpartition(".")[0] for conversion in conversions_of(bare_model(model)) for name in conversion.targets
         if conversion.sources[0].startswith("head.")
     ]  # fmt: skip
     return tuple(dict.fromkeys("classifier" if name.startswith("classifier.") else name for name in names))
@@ -86,17 +86,17 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
     The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a regression.
     """
     values = read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    if values.get("task_type") != SEQUENCE_TASK or not (folder / WEIGHTS).exists():
+    if values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
         return model
-    file = open_safetensors(folder / WEIGHTS)
-    stored = (file.metadata() or {}).get("labels")
+    tensors, metadata = stored_tensors(folder)
+    stored = metadata.get("labels")
     if stored is not None:
         return with_head(model, json.loads(stored))
     targets = conversions_of(skeleton_of_head(model))
     [[output]] = [target.targets for target in targets if target.sources == ("head.out.weight",)]
-    if f"{PREFIX}{output}" not in file.keys():  # noqa: SIM118  # not a mapping
+    if f"{PREFIX}{output}" not in tensors:
         return model
-    count = file.get_slice(f"{PREFIX}{output}").get_shape()[0]
+    count = len(tensors[f"{PREFIX}{output}"])
     current = labels_of(model)
     if current is not None and max(1, len(current)) == count:
         return model

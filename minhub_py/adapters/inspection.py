@@ -6,7 +6,8 @@ from typing import Any
 
 from minhub_py.adapters.attach import attach
 from minhub_py.adapters.config import AdapterConfig
-from minhub_py.adapters.files import read_adapter, stored_adapter
+from minhub_py.adapters.files import stored_adapter
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
 from minhub_py.adapters.loading import adapter_folder, local_adapter
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
@@ -62,10 +63,11 @@ def check_adapter(base: str, revision: str, folder: Path) -> tuple[list[str], li
     architecture, config, _ = read_model_config(base, revision)
     model = base_of(folder, skeleton(architecture.new, config))
     adapter = read_adapter(folder, model)
-    tensors = {f"{module} ({name})": tensor for module, factors in adapter.factors.items()
-               for name, tensor in factors.named_parameters()} | adapter.saved  # fmt: skip
+    tensors = {f"{module} ({name})": tensor for module, factors in (adapter.factors | adapter.embeddings).items()
+               for name, tensor in factors.named_parameters()} | adapter.base | adapter.saved  # fmt: skip
+    tensors |= {f"{module} (tokens)": rows for module, rows in adapter.tokens.items()}
     problems = [problem for name, tensor in tensors.items() for problem in value_problems(name, [tensor])]
-    attach(model, adapter)  # raises errors
+    config = attach(model, adapter).config  # raises errors
     checked = [f"settings and tensors, against {base}", "values"]
     if tokenizer_file(folder) is not None:
         problems += tokenizer_problems(folder, config.vocab_size)

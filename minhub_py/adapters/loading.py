@@ -3,10 +3,13 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.adapters.files import CONFIG, PICKLE, WEIGHTS
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
+from minhub_py.adapters.mlx import WEIGHTS as MLX_WEIGHTS
 from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.storage import read_object
 from minhub_py.inference.arguments import check_path
@@ -35,10 +38,19 @@ def adapter_folders(
     folders = {}
     for name, source in named.items():
         identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
-        folders[name] = hub.fetch(
-            identifier, revision or "main", token=token, local_files_only=local_files_only, files=(CONFIG, WEIGHTS)
-        )
+        folders[name] = fetch(identifier, revision or "main", token=token, local_files_only=local_files_only)
     return folders
+
+
+def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> Path:
+    """The local folder of an adapter, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    missing: list[FileNotFoundError] = []
+    for weights in (WEIGHTS, PICKLE, MLX_WEIGHTS):
+        try:
+            return hub.fetch(identifier, revision, files=(CONFIG, weights), **access)
+        except FileNotFoundError as error:
+            missing.append(error)
+    raise missing[0]
 
 
 def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:

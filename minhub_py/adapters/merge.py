@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from minhub_py.adapters.attach import adapted_config, copy_structure, native_saved, replace_module
+from minhub_py.adapters.attach import copy_structure
 from minhub_py.adapters.files import Adapter
-from minhub_py.adapters.heads import SEQUENCE_TASK
-from minhub_py.adapters.targets import linear_targets
+from minhub_py.adapters.replacements import BaseTensors, Replacements, replace_module
+from minhub_py.adapters.targets import targets_of
 from minhub_py.inference.quantize import kind_of
-from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import NOT_MERGEABLE, LoRALinear
 
 
@@ -43,38 +43,40 @@ class MergedTensors(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter) -> None:
         if adapter.config.alora_invocation_tokens is not None:
             raise ValueError(NOT_MERGEABLE)
-        self.saved = native_saved(model, adapter.saved)
-        # An adapter with a classification head replaces the head of the checkpoint.
-        supported = model.state_dict().keys() if adapter.config.task_type == SEQUENCE_TASK else tensors.keys()
-        self.tensors, self.names = tensors, [name for name in tensors if name in supported]
-        self.config: ModelConfig = adapted_config(model, self.saved)
+        self.base, self.config = BaseTensors(model, tensors), adapter.model_config
+        self.replacements = Replacements(adapter, model)
+        self.shapes = self.replacements.bare.state_dict()
         self.layers = {
             f"{name}.weight": (adapter.factors[module], rows)
-            for module, target in linear_targets(model).items() if module in adapter.factors
+            for module, target in targets_of(self.replacements.bare).items() if module in adapter.factors
             for name, rows in target.layers
         }  # fmt: skip
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self.saved:
-            like = self.tensors[name] if name in self.tensors else next(iter(self.tensors.values()))
-            return self.saved[name].to(like.dtype)
+        weight = self.replacements.tensor(name, self.base)
+        if weight.is_floating_point():
+            weight = weight.to(self.like(name, self.base.tensors).dtype)
         if name not in self.layers:
-            return self.tensors[name]
+            return weight
         factors, rows = self.layers[name]
         with torch.no_grad():
-            return LoRALinear(SimpleNamespace(weight=self.tensors[name], bias=None), factors, rows).weight
+            return LoRALinear(SimpleNamespace(weight=weight, bias=None), factors, rows).weight
+
+    def like(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The tensor in the checkpoint whose dtype a merged tensor has."""
+        names = (name, self.base.ties.get(name, name))
+        return next((tensors[each] for each in names if each in tensors), next(iter(tensors.values())))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.names, *self.saved]))
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self.shapes)
 
     def meta(self, meta: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The shapes and dtypes of the tensors. meta: shapes and dtypes in the checkpoint."""
-        dtype = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
-        saved = {
-            name: torch.empty_like(tensor, dtype=meta[name].dtype if name in meta else dtype, device="meta")
-            for name, tensor in self.saved.items()
-        }
-        return {name: meta[name] for name in self.names} | saved
+        return {
+            name: meta[name] if name in meta and meta[name].shape == tensor.shape
+            else torch.empty_like(tensor, dtype=self.like(name, meta).dtype)
+            for name, tensor in self.shapes.items()
+        }  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 
 import weights_map
-from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
 from minhub_py.adapters.loading import with_adapter
 from minhub_py.adapters.merge import MergedTensors, merge
-from minhub_py.checkpoints.layout import COMPANIONS
+from minhub_py.checkpoints.layout import COMPANIONS, TOKENIZER_FILES
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
@@ -55,7 +55,7 @@ def convert(
         model = load(checkpoint, device="cpu", dtype=dtype or "auto", quantize="none")
         if adapter is not None:
             model = merge(with_adapter(model, adapter))
-        save_torchscript(model, out, companions_of(checkpoint.path))
+        save_torchscript(model, out, companions_of(checkpoint.path, adapter))
         return
     architecture, model, meta = fit(checkpoint)  # all checks precede the first write
     tensors, config = with_values(meta, SingleTensors(checkpoint)), model.config
@@ -69,24 +69,32 @@ def convert(
     settings = {**config.to_hub(), **(checkpoint.config or {})}
     if adapter is not None and labels_of(model) is not None:  # the head of the adapter
         settings |= {name: value for name, value in config.to_hub().items() if name in HEAD_NAMES}
+    different: dict[str, object] = {}
     if not config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
-        settings |= {"tie_word_embeddings": False}
-        if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:
-            settings["text_config"] = {**text, "tie_word_embeddings": False}
+        different["tie_word_embeddings"] = False
+    if config.vocab_size != model.config.vocab_size:  # the adapter has embeddings of added tokens
+        different["vocab_size"] = config.vocab_size
+    settings |= different
+    if isinstance(text := settings.get("text_config"), dict):
+        settings["text_config"] = text | {name: value for name, value in different.items() if name in text}
     settings.pop("torch_dtype", None)  # the former name of dtype
     stored = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
     settings["dtype"] = str(dtype or stored).removeprefix("torch.")
     write_checkpoint(
-        out, tensors, settings, companions=companions_of(checkpoint.path), meta=meta, dtype=dtype,
+        out, tensors, settings, companions=companions_of(checkpoint.path, adapter), meta=meta, dtype=dtype,
         max_shard_size=max_shard_size, layout=to, progress=progress,
     )  # fmt: skip
 
 
-def companions_of(folder: Path) -> dict[str, bytes]:
+def companions_of(folder: Path, adapter: Path | None = None) -> dict[str, bytes]:
     """The files of the tokenizer, the chat template and generation_config.json, by name.
 
     A character vocabulary, or the tokenizer of a GGUF file (`folder`), is converted to tokenizer.json.
+    adapter: the folder of a merged adapter. Its tokenizer, which may have added tokens, has precedence.
     """
+    if adapter is not None and (adapter / "tokenizer.json").exists():
+        own = {name: (adapter / name).read_bytes() for name in TOKENIZER_FILES if (adapter / name).exists()}
+        return companions_of(folder) | own
     if folder.is_file():
         return tokenizer_files(read_tokenizer(folder))
     names = [name for name in COMPANIONS if (folder / name).exists()]

@@ -439,7 +439,11 @@ class CodeWriter:
         bias = getattr(step.layer, "bias", None) if step.bias is None else step.bias
         if step.scale != 1:
             self.lines.append(f"h = h * {step.scale}")
-        self.lines.append(f"h = F.linear(h, {self.path(step.layer.weight)}, {self.path(bias)})")
+        layer: Any = step.layer
+        product = self.output(layer) if isinstance(layer, LoRALinear) else (
+            f"F.linear(h, {self.path(layer.weight)}, {self.path(bias)})"
+        )  # fmt: skip
+        self.lines.append(f"h = {product}")
         cap = step.softcap
         self.lines.append("return h" if cap is None else f"return torch.tanh(h / {cap}) * {cap}")
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from minhub_py.adapters.attach import attach, new_adapter, save_adapter
 from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig, read_config
-from minhub_py.adapters.files import CONFIG, WEIGHTS, read_adapter
+from minhub_py.adapters.files import CONFIG, WEIGHTS
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
 from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
@@ -85,6 +86,11 @@ def adapted_model(
         if labels_of(base) is not None:
             config = replace(config, modules_to_save=head_modules(base), task_type=SEQUENCE_TASK)
         adapter = new_adapter(base, config, seed)
+    if changed := [*adapter.embeddings, *adapter.tokens]:
+        raise ValueError(
+            f"{setting('lora')}: an adapter of linear layers is trained, not of embeddings or tokens, "
+            f"{', '.join(changed)}: choose other targets, or continue a merged model (minhub convert)"
+        )
     base.requires_grad_(False)
     return attach(base.eval(), adapter)  # without dropout, the base is the reference of preference pairs
 

@@ -25,7 +25,8 @@ from torch.autograd.function import once_differentiable
 
 from minhub_py.analysis.agreement import confusion_of, f1_of
 from minhub_py.models.base import LanguageModel
-from minhub_py.models.lora import Invocation, LoRALinear, starting_at
+from minhub_py.models.lora import Invocation, starting_at
+from minhub_py.models.steps import Logits
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import Measures
 from minhub_py.training.examples import ExampleCorpus, Examples
@@ -192,9 +193,8 @@ class ExampleTask:
         """
         hidden = self.hidden(model, batch.idx, batch.mask, batch.adapter_starts)
         chosen = batch.weights[:, 1:] > 0
-        frozen = model.base is not None and not any(
-            isinstance(getattr(model, name, None), LoRALinear) for name in ("lm_head", "embed_out")
-        )
+        head = next(step.layer for step in model.steps() if isinstance(step, Logits))
+        frozen = model.base is not None and not any(parameter.requires_grad for parameter in head.parameters())
         result = torch.zeros(chosen.shape, device=hidden.device)
         keep = batch.keep
         if self.objective != "preference" and keep.any():

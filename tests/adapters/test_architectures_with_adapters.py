@@ -8,7 +8,7 @@ from adapters import random_adapter
 from references import FEW, assert_close, ids_of, random_model
 
 from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.merge import merge
 
 

@@ -1,6 +1,7 @@
 """Merged adapters, and the commands that take an adapter."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from real_data import real_data
 from references import assert_close, ids_of, random_model
 from safetensors.torch import load_file
 
-from minhub_py import from_pretrained, generate, save_pretrained
+from minhub_py import from_pretrained, generate, save_pretrained, tokenizer_from_pretrained
+from minhub_py.adapters.attach import attach
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.merge import merge
 from minhub_py.cli.main import main
+from minhub_py.export.torchscript import save_torchscript
 
 
 def run(*arguments: object, code: int = 0) -> Any:
@@ -79,7 +83,26 @@ def test_generate_uses_an_adapter(tmp_path: Path) -> None:
 
 
 def prompt_of(model: Any) -> list[int]:
-    from minhub_py import tokenizer_from_pretrained
-
     ids: list[int] = tokenizer_from_pretrained("minhub/shakespeare-gpt2").encode("ROMEO:").ids
     return ids
+
+
+def test_a_merged_checkpoint_has_the_tokenizer_of_the_adapter(folder: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizer_from_pretrained("minhub/shakespeare-gpt2")
+    tokenizer.save(str(folder / "base" / "tokenizer.json"))
+    shutil.copytree(folder / "a", tmp_path / "a")
+    run("convert", folder / "base", tmp_path / "plain", "--merge", tmp_path / "a")
+    tokenizer.add_special_tokens(["<|call|>"])
+    tokenizer.save(str(tmp_path / "a" / "tokenizer.json"))
+    run("convert", folder / "base", tmp_path / "added", "--merge", tmp_path / "a")
+    ids = [tokenizer_from_pretrained(tmp_path / name).token_to_id("<|call|>") for name in ("plain", "added")]
+    assert ids == [None, tokenizer.token_to_id("<|call|>")]
+
+
+@torch.no_grad()
+def test_factors_of_a_head_are_written_as_torchscript(tmp_path: Path) -> None:
+    model = random_model("gpt2")  # tied
+    adapted = attach(model, read_adapter(random_adapter(model, tmp_path / "a", target_modules=("lm_head",)), model))
+    save_torchscript(adapted, tmp_path / "model.pt", {})
+    assert (adapted(ids_of(2)) - model(ids_of(2))).abs().max() > 0.1
+    assert_close(torch.jit.load(tmp_path / "model.pt")(ids_of(2)), adapted(ids_of(2)), 1e-5)

@@ -15,7 +15,7 @@ from small_models import T5
 
 from minhub_py import from_pretrained, generate, save_adapter, save_pretrained
 from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import read_adapter
+from minhub_py.adapters.fit import read_adapter
 from minhub_py.models.lora import LoRAFactors
 
 # The largest error of our float32 logits with AVX-512, AVX2 and without vector instructions, and of our float64 logits,

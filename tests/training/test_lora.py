@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
-from minhub_py import from_pretrained, generate, resume, train
+from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
 from minhub_py.adapters.config import read_config
 from minhub_py.checkpoints.storage import read_object
 from minhub_py.cli.main import main
@@ -71,6 +71,37 @@ def test_a_run_is_loaded_converted_and_continued_by_its_folder(tmp_path: Path, t
     assert all(torch.equal(first[name], second[name]) for name in first)
     with pytest.raises(ValueError, match="is an adapter: continue it with lora=16"):
         train(text, tmp_path / "full", progress=False, **(again | {"lora": {}}))
+
+
+def test_the_head_of_a_tied_model_is_trained(tmp_path: Path, text: Path) -> None:
+    settings = QUICK | {"lora": {"r": 2, "targets": ["lm_head", "c_attn"]}, "steps": 3}
+    run = train(text, tmp_path / "run", progress=False, **settings)
+    idx = torch.tensor([[5, 6, 7]])
+    assert load_file(run.folder / "adapter_model.safetensors")["base_model.model.lm_head.lora_B.weight"].abs().max() > 0
+    with torch.no_grad():
+        expected = run.model(idx)
+        assert torch.equal(from_pretrained(START, adapter=run.folder)(idx), expected)
+        result = CliRunner().invoke(main, ["convert", str(run.folder), str(tmp_path / "merged")])
+        assert result.exit_code == 0, result.output
+        assert (from_pretrained(tmp_path / "merged")(idx) - expected).abs().max() <= 1e-4
+
+
+def test_a_trained_copy_of_an_adapter_is_trained_further(tmp_path: Path) -> None:
+    """The head is not frozen: the loss of examples has its gradient."""
+    from minhub_py.adapters.attach import attach, new_adapter, save_adapter
+    from minhub_py.adapters.config import AdapterConfig
+
+    base = from_pretrained(START)
+    config = AdapterConfig(r=2, target_modules=("c_attn",), modules_to_save=("lm_head",), base_model_name_or_path=START)
+    save_adapter(attach(base, new_adapter(base, config, 0)), tmp_path / "first")
+    tokenizer_from_pretrained(START).save(str(tmp_path / "first" / "tokenizer.json"))
+    row = json.dumps({"prompt": "ROMEO:", "completion": " I am"})
+    (tmp_path / "rows.jsonl").write_text("\n".join([row] * 20))
+    settings = QUICK | {"start": str(tmp_path / "first"), "lora": {"r": 2}, "steps": 2, "context": 32}
+    run = train(tmp_path / "rows.jsonl", tmp_path / "run", progress=False, **settings)
+    copies = [load_file(each / "adapter_model.safetensors")["base_model.model.lm_head.weight"]
+              for each in (tmp_path / "first", run.folder)]  # fmt: skip
+    assert (copies[0] - copies[1]).abs().max() > 1e-3
 
 
 def test_the_command_trains_an_adapter(tmp_path: Path, text: Path) -> None:
