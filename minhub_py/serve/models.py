@@ -13,7 +13,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar
-from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.checkpoints.tokenizers.tokenizer import encode, without_end
 from minhub_py.inference.grammar import Grammar, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
@@ -173,6 +173,8 @@ class ServedModel:
     async def encode(self, text: str) -> list[int]:
         """The token IDs of a prompt. An empty one is the BOS token or the end token."""
         ids = await self.tokenize(text, "prompt")
+        if not self.model.encoder_decoder:
+            ids = without_end(self.tokenizer, ids)
         if not ids:
             candidates = [getattr(self.model.config, "bos_token_id", None), *sorted(self.end_ids)]
             ids = [id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size][:1]
