@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.system.formats import Column
+from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
