@@ -12,7 +12,7 @@ import click
 
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
-from minhub_py.cli.options import Seed, add_options, json_option
+from minhub_py.cli.options import Seed, add_options, json_option, na_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
 from minhub_py.system.console import note
@@ -58,6 +58,7 @@ POSITIVE = click.IntRange(min=1)
     click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
                  metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
                                       "or text.  [default: decided by their columns]"),
+    na_option(),
     click.option("--beta", type=float, help="Beta of DPO (preference): larger values stay closer to the reference.  "
                                            "[default: 0.1]"),
     click.option("--keep-weight", type=float,
