@@ -100,10 +100,11 @@ def write_examples(columns: Mapping[str, Any], path: Path) -> None:
 
 
 def example_value(value: Any) -> Any:
-    """A value of a column: a text, a number, None, or a conversation, which R sends as its roles and contents."""
+    """A value of a column: a text, a number, None, or a conversation, which R sends as the columns of its messages."""
     if isinstance(value, Mapping):
+        messages = zip(*(vector_values(column) for column in value.values()), strict=True)
         return [
-            {"role": role, "content": content} for role, content in zip(value["role"], value["content"], strict=True)
+            {name: cell for name, cell in zip(value, cells, strict=True) if cell is not None} for cells in messages
         ]
     if value is None or isinstance(value, str):
         return value

@@ -4,8 +4,8 @@ A template with the tag {% generation %} marks its replies. For other templates,
 conversation up to its prompt and the conversation that includes it. This is exact only if the template writes the same
 text before and after a reply is added; otherwise the conversation is rejected.
 
-The token that ends a reply belongs to it, whoever writes it: the template within the reply, the next message with its
-marker, or, after the last reply, `encode_replies`.
+The end token of a reply belongs to it. The template writes it within the reply, or as the marker of the next message;
+after the last reply, `encode_replies` appends it if necessary.
 """
 
 import secrets
@@ -126,7 +126,7 @@ def encode_replies(
 
 
 def end_tokens(template: ChatTemplate, messages: Sequence[Message] = ()) -> list[int]:
-    """The tokens that end the last reply if the template writes none; empty if none are known."""
+    """The tokens to append to a last reply without end token; an empty list if they are unknown."""
     ends = template.end_ids
     if messages and messages[-1].get("tool_calls"):
         ends = template.markup.end_ids or ends

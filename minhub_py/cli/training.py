@@ -127,9 +127,10 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       minhub train notes.txt --from gpt2 --lora 16 --out run
       torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
 
-    Files with examples (.jsonl, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages (chats;
-    loss on the replies only); prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label
-    (classification, or regression); text (masked words, with an encoder).
+    Files with examples (.jsonl, .json, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages,
+    conversations (ShareGPT), or instruction, input and output (Alpaca) for chats, with the loss on the replies only; prompt
+    and completion; prompt, chosen and rejected (DPO, with --lora); text and label (classification, or regression); text
+    (masked words, with an encoder).
 
     Options marked with * can change when a run is resumed.
     """

@@ -18,7 +18,7 @@ class Missing(str):
 
 
 def without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose missing values are None."""
+    """A copy of a row with None for missing values."""
     return {name: None if isinstance(value, Missing) else value for name, value in row.items()}
 
 

@@ -97,6 +97,7 @@ def check_effect(settings: Settings, given: Collection[str], *, kept: bool = Tru
             "rows whose column keep is true",
         ),
         "epochs": (settings.start is not None, setting("start")),
+        "na": (settings.start is not None, "files with examples, such as .csv"),
         "vocab_size": (settings.tokenizer == "bpe", setting("tokenizer", "bpe")),
     }
     for name in given:

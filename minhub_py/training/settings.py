@@ -68,7 +68,7 @@ class Settings:
     quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
     objective: str | None = None
-    na: tuple[str, ...] = NA  # values of .csv and .tsv files that are missing if they have no quotes
+    na: Sequence[str] = NA  # values of .csv and .tsv files that are missing if they have no quotes
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
     keep_weight: float = limited(10.0, 0.0, 1e6)  # of the divergence of rows with `keep`; other rows have weight 1
     epochs: float | None = limited(None, 0.01)  # with start: passes over the data, instead of steps; default: 4
@@ -254,7 +254,7 @@ def record_change(history: Sequence[Change], old: Settings, new: Settings, step:
 
 def check_type(name: str, value: object, annotation: Any) -> Any:
     """The value, with an int converted where the annotation is float. ValueError: the type is wrong."""
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) is Sequence:
         values = (value,) if isinstance(value, str) else value
         if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
             raise ValueError(f"{setting(name)} must be a list of texts, not {value!r}")

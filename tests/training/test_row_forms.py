@@ -1,4 +1,4 @@
-"""The forms of training rows, what is used of them, and notes on what is not."""
+"""The forms of training rows, and notes on unused columns and dropped rows."""
 
 import csv
 import json
