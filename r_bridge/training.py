@@ -15,7 +15,7 @@ from minhub_py.training import Listener, Settings
 from minhub_py.training.checkpoint import LossRow, columns_of
 from minhub_py.training.progress import busy_advice, load_average
 from minhub_py.training.summary import about, duration, family_title, read
-from r_bridge.arguments import setting
+from r_bridge.arguments import setting, vector_values
 from r_bridge.convert import Frame
 from r_bridge.objects import Session
 from r_bridge.spelling import R_NAMES

@@ -67,11 +67,12 @@ def ids_of_texts(
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
     texts = list(texts)
     strings = [text for text in texts if isinstance(text, str) and text]
-    encoded = iter([])
+    lists: list[list[int]] = []
     if strings and prompts:
-        encoded = iter(encode_prompts(model, tokenizer, strings))
+        lists = encode_prompts(model, tokenizer, strings)
     elif strings:
-        encoded = iter([encoding.ids for encoding in encodings(model, tokenizer, strings)])
+        lists = [encoding.ids for encoding in encodings(model, tokenizer, strings)]
+    encoded = iter(lists)
     rows: list[list[int]] = []
     for number, text in enumerate(texts):
         if text is None or is_missing(text) or (hasattr(text, "__len__") and len(text) == 0):

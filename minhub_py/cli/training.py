@@ -128,9 +128,9 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       torchrun --nproc-per-node 2 -m minhub_py.training input.txt --out run
 
     Files with examples (.jsonl, .json, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages,
-    conversations (ShareGPT), or instruction, input and output (Alpaca) for chats, with the loss on the replies only; prompt
-    and completion; prompt, chosen and rejected (DPO, with --lora); text and label (classification, or regression); text
-    (masked words, with an encoder).
+    conversations (ShareGPT), or instruction, input and output (Alpaca) for chats, with the loss on the replies only;
+    prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label (classification, or
+    regression); text (masked words, with an encoder).
 
     Options marked with * can change when a run is resumed.
     """

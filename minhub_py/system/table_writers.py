@@ -37,7 +37,7 @@ class TextWriter:
     ) -> None:  # fmt: skip
         """na: of the input; texts that equal one of these or of the default values are written in quotes."""
         self.format, self.columns, self.results = file_format, list(columns), results
-        self.na = {*na, *NA}
+        self.na = (*na, *NA)
         self.file: IO[str] = path.open("w", encoding="utf-8", newline="", errors="strict")
         if file_format in SEPARATORS:
             names = list(columns)

@@ -114,6 +114,5 @@ def form_of(columns: Sequence[str], source: Path, objective: str | None = None) 
         if set(form.required) <= set(columns):
             return form
     purpose = "training" if objective is None else f"the objective {objective}"
-    raise ValueError(
-        f"{source} has the columns {', '.join(columns)}: {purpose} needs {'; '.join(form.title for form in forms)}"
-    )
+    found = f"the columns {', '.join(columns)}" if columns else "no rows"
+    raise ValueError(f"{source} has {found}: {purpose} needs {'; '.join(form.title for form in forms)}")

@@ -168,7 +168,7 @@ def test_json_files_contain_rows(tmp_path: Path, model: Path) -> None:
         ('[{"a": 1}, 2]', "row 2 is a int instead of an object"),
         ('[{"a": 1, "a": 2}]', "duplicate key 'a'"),
         ('{\n"data": []\n}', "each line must contain one object"),
-        ("[]", "has the columns : training needs"),
+        ("[]", "has no rows: training needs"),
     ):
         (tmp_path / "bad.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=problem):
