@@ -1294,6 +1294,7 @@ class TrainSettings(TypedDict, total=False):
     lora: Mapping[str, object]
     quantize: str | None
     objective: str | None
+    na: Sequence[str]
     beta: float
     keep_weight: float
     epochs: float | None

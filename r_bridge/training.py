@@ -15,7 +15,7 @@ from minhub_py.training import Listener, Settings
 from minhub_py.training.checkpoint import LossRow, columns_of
 from minhub_py.training.progress import busy_advice, load_average
 from minhub_py.training.summary import about, duration, family_title, read
-from r_bridge.arguments import setting
+from r_bridge.arguments import setting, vector_values
 from r_bridge.convert import Frame
 from r_bridge.objects import Session
 from r_bridge.spelling import R_NAMES
@@ -100,10 +100,11 @@ def write_examples(columns: Mapping[str, Any], path: Path) -> None:
 
 
 def example_value(value: Any) -> Any:
-    """A value of a column: a text, a number, None, or a conversation, which R sends as its roles and contents."""
+    """A value of a column: a text, a number, None, or a conversation, which R sends as the columns of its messages."""
     if isinstance(value, Mapping):
+        messages = zip(*(vector_values(column) for column in value.values()), strict=True)
         return [
-            {"role": role, "content": content} for role, content in zip(value["role"], value["content"], strict=True)
+            {name: cell for name, cell in zip(value, cells, strict=True) if cell is not None} for cells in messages
         ]
     if value is None or isinstance(value, str):
         return value

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from minhub_py.system.openmp import limit_spinning
 from r_bridge import convert, protocol
 from r_bridge.service import Service
 
@@ -29,6 +30,7 @@ HELLO_TIMEOUT = 5  # seconds until a peer sends HELLO
 def main() -> None:
     """Connect to R, and serve it until it exits."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    limit_spinning()
     faulthandler.enable()
     # Ctrl-C in R's terminal interrupts R, which sends CANCEL.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -31,8 +31,8 @@ from minhub_py.analysis.columns import label_columns
 from minhub_py.analysis.predictions import Progress
 from minhub_py.analysis.prompts import Prompt, prompt_of
 from minhub_py.analysis.scores import token_scores
-from minhub_py.analysis.segments import as_texts, length_without_end
-from minhub_py.analysis.tokens import encodings
+from minhub_py.analysis.segments import as_texts
+from minhub_py.analysis.tokens import encode_prompts
 from minhub_py.inference.arguments import check_tokenizer, decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.tables import Columns
@@ -201,10 +201,7 @@ class Encoder:
         """Token IDs of complete prompts."""
         if self.prompt.chat is not None:
             return [self.prompt.chat.tokenize(text) for text in texts]
-        encoded = encodings(self.model, self.tokenizer, texts)
-        if self.model.encoder_decoder:
-            return [list(encoding.ids) for encoding in encoded]
-        return [list(encoding.ids[: length_without_end(encoding)]) for encoding in encoded]
+        return encode_prompts(self.model, self.tokenizer, texts)
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token IDs of the prompts with these texts."""

@@ -157,10 +157,14 @@ def attention_weights(model: Any, tokenizer: Any, text: Text) -> AttentionWeight
     )  # fmt: skip
 
 
-def encode_text(model: LanguageModel, tokenizer: Any, text: Text) -> tuple[list[int], list[str | None], Tensor]:
+def encode_text(
+    model: LanguageModel, tokenizer: Any, text: Text, *, prompt: bool = False
+) -> tuple[list[int], list[str | None], Tensor]:
     """The token IDs of a text, their strings, and the IDs as a tensor (1, T) on the model's device.
+
+    prompt: the model continues the text.
 
     ValueError: the text has no tokens or exceeds the context length.
     """
-    ids = single_row(model, tokenizer, text)
+    ids = single_row(model, tokenizer, text, prompt=prompt)
     return ids, token_strings(tokenizer, ids), torch.tensor([ids], device=next(model.parameters()).device)

@@ -90,7 +90,7 @@ def attribution(
             "attribution(heads=True) needs one weight for all tokens, which an activated adapter does not have: use "
             "heads=False"
         )
-    ids = single_row(model, tokenizer, text)
+    ids = single_row(model, tokenizer, text, prompt=True)
     inputs = None
     if model.encoder_decoder:
         target_ids = [] if target is None else single_row(model, tokenizer, target, "target")

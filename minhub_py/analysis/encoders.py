@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
-from minhub_py.checkpoints.tokenizers.tokenizer import working
+from minhub_py.checkpoints.tokenizers.tokenizer import surrounding_ids, working
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.encoder_runner import BATCH_TOKENS, EncoderRunner, borrowed_runner
 from minhub_py.models.encoder import Classifier, Encoder
@@ -152,8 +152,7 @@ def without_padding(encoding: Any, model: Encoder) -> Any:
 
 def special_tokens_before(tokenizer: Any) -> int:
     """The number of special tokens before a text."""
-    mask = tokenizer.encode("a").special_tokens_mask
-    return next((i for i, special in enumerate(mask) if not special), 0)
+    return len(surrounding_ids(tokenizer)[0])
 
 
 def truncate(first: Any, second: Any, room: int, only_first: bool) -> None:

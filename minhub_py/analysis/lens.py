@@ -109,7 +109,7 @@ def logit_lens(
         )
     n = min(check_integer("n", n, 1), model.config.vocab_size)
     states = HiddenStates(model, "logit_lens()")
-    ids, tokens, idx = encode_text(model, tokenizer, text)
+    ids, tokens, idx = encode_text(model, tokenizer, text, prompt=True)
     hidden = states.compute(idx, range(states.count + 1))
     # The embeddings of an LSTM can differ in size from the input of its head.
     layers = [layer for layer in hidden if layer > 0 or not states.recurrent or hidden[0].shape == hidden[1].shape]

@@ -146,7 +146,11 @@ def patching(
     points = Points(recipe_of(model).model)
     prefix = ENCODER if model.encoder_decoder else ""
     selected = check_kinds(kinds, points, prefix)
-    rows = [single_row(model, tokenizer, text, name) for text, name in ((clean, "clean"), (corrupted, "corrupted"))]
+    continued = not model.encoder_only
+    rows = [
+        single_row(model, tokenizer, text, name, prompt=continued)
+        for text, name in ((clean, "clean"), (corrupted, "corrupted"))
+    ]
     if len(rows[0]) != len(rows[1]):
         raise ValueError(
             f"clean has {len(rows[0])} tokens and corrupted {len(rows[1])}: pass texts with as many tokens, so that "

@@ -29,7 +29,7 @@ from minhub_py.analysis.measures import (
 from minhub_py.analysis.predictions import Progress, Span, log_normalizers, predict
 from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
-from minhub_py.analysis.tokens import encodings, token_strings
+from minhub_py.analysis.tokens import encode_prompts, encodings, token_strings
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of, is_text
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
@@ -186,7 +186,7 @@ def next_tokens(
     n = min(check_integer("n", n, 1), model.config.vocab_size)
     prompts: list[Any] = [contexts] if isinstance(contexts, str) else list(contexts)
     if prompts and all(isinstance(text, str) for text in prompts):
-        prompts = [encoding.ids for encoding in encodings(model, tokenizer, prompts)]
+        prompts = encode_prompts(model, tokenizer, prompts)
     prompts = check_prompts(model, prompts)
     ids, logprobs = np.zeros((len(prompts), n), np.int64), np.zeros((len(prompts), n), np.float32)
 

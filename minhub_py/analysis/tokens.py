@@ -7,7 +7,12 @@ from reprlib import repr as brief
 from typing import Any
 from warnings import warn
 
-from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters, working
+from minhub_py.checkpoints.tokenizers.tokenizer import (
+    describe_unknown,
+    unknown_characters,
+    without_end,
+    working,
+)
 from minhub_py.inference.arguments import check_tokenizer
 from minhub_py.inference.generate import check_ids
 from minhub_py.models.base import LanguageModel
@@ -43,8 +48,18 @@ def encodings(
         warn(describe_unknown(tokenizer, sorted(unknown)), stacklevel=4)
 
 
-def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) -> list[list[int]]:
+def encode_prompts(model: LanguageModel, tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
+    """The token IDs of texts that the model continues, or that an encoder-decoder reads. Errors: as `encodings`."""
+    rows = [list(encoding.ids) for encoding in encodings(model, tokenizer, texts)]
+    return rows if model.encoder_decoder else [without_end(tokenizer, ids) for ids in rows]
+
+
+def ids_of_texts(
+    model: LanguageModel, tokenizer: Any, texts: Iterable[Text], *, prompts: bool = False
+) -> list[list[int]]:
     """The token IDs of each text; an empty list for a missing or empty text.
+
+    prompts: the model continues the texts, see `encode_prompts`.
 
     ValueError: an element is neither a text nor token IDs of the model's vocabulary.
     """
@@ -52,7 +67,12 @@ def ids_of_texts(model: LanguageModel, tokenizer: Any, texts: Iterable[Text]) ->
         raise ValueError(f"texts must be a list of texts, not {brief(texts)}")
     texts = list(texts)
     strings = [text for text in texts if isinstance(text, str) and text]
-    encoded = iter([encoding.ids for encoding in encodings(model, tokenizer, strings)] if strings else [])
+    lists: list[list[int]] = []
+    if strings and prompts:
+        lists = encode_prompts(model, tokenizer, strings)
+    elif strings:
+        lists = [encoding.ids for encoding in encodings(model, tokenizer, strings)]
+    encoded = iter(lists)
     rows: list[list[int]] = []
     for number, text in enumerate(texts):
         if text is None or is_missing(text) or (hasattr(text, "__len__") and len(text) == 0):
@@ -77,9 +97,12 @@ def rows_of_texts(model: Any, tokenizer: Any, texts: Any, name: str = "text") ->
     return [check_length(model, ids, f"{name} {number}") for number, ids in enumerate(rows)]
 
 
-def single_row(model: Any, tokenizer: Any, text: Text, name: str = "the text") -> list[int]:
-    """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is several texts."""
-    [ids] = ids_of_texts(model, tokenizer, [text])
+def single_row(model: Any, tokenizer: Any, text: Text, name: str = "the text", *, prompt: bool = False) -> list[int]:
+    """The token IDs of one text. ValueError: it has no tokens, exceeds the context length, or is several texts.
+
+    prompt: the model continues the text.
+    """
+    [ids] = ids_of_texts(model, tokenizer, [text], prompts=prompt)
     return check_length(model, ids, name)
 
 

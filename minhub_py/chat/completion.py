@@ -5,7 +5,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.chat.defaults import default_sampling
-from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, encode_prompt, until
 from minhub_py.inference.arguments import check_tokenizer, decoder_of, is_text
 from minhub_py.inference.generate import stream
 from minhub_py.inference.limits import stop_strings
@@ -54,7 +54,7 @@ def complete(
         raise ValueError(f"complete() takes one text, not {brief(text)}")
     if invalid := sorted(set(sampling) - set(Sampling.names())):
         raise ValueError(unknown(invalid, [*Sampling.names()]))
-    ids = tokenizer.encode(text).ids
+    ids = encode_prompt(tokenizer, text, source=decoder.encoder_decoder)
     if not ids:
         raise ValueError("the text has no tokens in the model's vocabulary: pass a text that is not empty")
     stops = stop_strings(stop)

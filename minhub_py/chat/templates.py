@@ -30,7 +30,7 @@ from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
 from minhub_py.checkpoints.tokenizers.special_tokens import content
-from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode
+from minhub_py.checkpoints.tokenizers.tokenizer import FILES, encode, surrounding_ids
 from minhub_py.system.printable import printable
 
 Message = Mapping[str, Any]
@@ -166,21 +166,21 @@ class ChatTemplate:
         Templates write the BOS token, leave it to the tokenizer, or do both.
         """
         ids = encode(self.tokenizer, text, add_special_tokens=False, release_gil=release_gil)
-        if self._bos is None:
-            return ids
-        while ids[:1] == [self._bos]:
-            ids = ids[1:]
-        return [self._bos, *ids]
+        return [*self.bos, *ids[self.bos_length(ids) :]]
+
+    def bos_length(self, ids: Sequence[int]) -> int:
+        """The number of tokens at the start of a conversation that repeat `bos`."""
+        return next((count for count, id in enumerate(ids) if id not in self.bos), len(ids))
 
     @cached_property
-    def _bos(self) -> int | None:
-        """The token that the tokenizer prepends, unless it differs from the template's bos_token."""
-        special = encode(self.tokenizer, "")
-        if special and self.kind != "dialogue":
+    def bos(self) -> list[int]:
+        """The tokens that the tokenizer adds before a text, unless they differ from the template's bos_token."""
+        before, _ = surrounding_ids(self.tokenizer)
+        if before and self.kind != "dialogue":
             token = self.tokens.get("bos_token")
-            if token is None or special[0] == self.tokenizer.token_to_id(token):
-                return special[0]
-        return None
+            if token is None or before[0] == self.tokenizer.token_to_id(token):
+                return before
+        return []
 
     @cached_property
     def markup(self) -> Markup:
@@ -192,19 +192,48 @@ class ChatTemplate:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Token IDs that end a reply: the first special token that the template writes after a reply."""
+        """Token IDs that end a reply: the first special token that the template writes after a reply.
+
+        If the template writes none after the last reply, the marker of the next message ends replies (GLM's <|user|>).
+        """
         if self.kind != "template":
-            eos = self.tokenizer.token_to_id(self.tokens.get("eos_token", ""))
-            return frozenset(() if eos is None else (eos,))
+            return frozenset(() if self.eos is None else (self.eos,))
         question, reply = {"role": "user", "content": "one"}, {"role": "assistant", "content": "QZQ"}
+        last, earlier = self._after_reply([question, reply]), self._after_reply([question, reply, question])
+        ends = [id for id in last if self.is_special(id)] or [id for id in earlier[:1] if self.ends_reply(id)]
+        return frozenset(ends[:1])
+
+    def _after_reply(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The token IDs after the reply QZQ; none if the template rejects the conversation."""
         try:
-            text = self.render_messages([question, reply], add_generation_prompt=False)
-        except ValueError:  # the template rejects this conversation: only the model's end tokens apply
-            return frozenset()
+            text = self.render_messages(list(messages), add_generation_prompt=False)
+        except ValueError:  # only the model's end tokens apply
+            return []
         _, separator, suffix = text.rpartition("QZQ")
-        ids = encode(self.tokenizer, suffix, add_special_tokens=False) if separator else []
+        return encode(self.tokenizer, suffix.lstrip(), add_special_tokens=False) if separator else []
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is special, not a part of texts."""
+        return id in self._special
+
+    def ends_reply(self, id: int) -> bool:
+        """Whether a token after a reply ends it: a special token, but not BOS."""
+        return self.is_special(id) and id not in (*self.bos, self._token("bos_token"))
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
         added = self.tokenizer.get_added_tokens_decoder()
-        return frozenset([id for id in ids if id in added and added[id].special][:1])
+        return frozenset(id for id, token in added.items() if token.special)
+
+    def _token(self, name: str) -> int | None:
+        """The ID of a token that the settings of the tokenizer name."""
+        id: int | None = self.tokenizer.token_to_id(self.tokens.get(name, ""))
+        return id
+
+    @property
+    def eos(self) -> int | None:
+        """The end-of-sequence token."""
+        return self._token("eos_token")
 
     def _dialogue(self, messages: list[dict[str, Any]]) -> str:
         eos = self.tokens.get("eos_token")

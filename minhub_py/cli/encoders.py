@@ -251,7 +251,7 @@ def run(
     if table["out"]:
         jobs.run(task, model, texts, table, settings, loading, as_json)
         return
-    rows = read_texts(texts, table["column"])
+    rows = read_texts(texts, table["column"], table["na"])
     from minhub_py.jobs.tasks import TASKS, Text
 
     network, tokenizer = open_model(model, **loading, encoders=True)
@@ -274,19 +274,19 @@ def rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*map(plain, columns.values()), strict=True)]
 
 
-def read_texts(texts: Sequence[str], column: str) -> list[str]:
-    """The TEXTs, the texts in the rows of files, or the lines of standard input.
+def read_texts(texts: Sequence[str], column: str, na: Sequence[str]) -> list[str]:
+    """The TEXTs, the texts in the rows of files, or the lines of standard input. na: missing values of files.
 
     UsageError: an option requires --out, or there are no texts.    ValueError: a file is corrupt, or has no texts.
     """
     from minhub_py.jobs.sources import expand_paths, read_texts, scan
 
-    jobs.require_out(*(name for name in jobs.NAMES if name != "column"))
+    jobs.require_out(*(name for name in jobs.NAMES if name not in ("column", "na")))
     rows: list[str] = []
     with input_files(texts, column) as files:
         for path in expand_paths(files):
-            scan(path, [("column", column)])
-            rows += [text for text in read_texts(path, column) if text]
+            scan(path, [("column", column)], na=na)
+            rows += [text for text in read_texts(path, column, na=na) if text]
     if not rows:
         raise ValueError(f"{texts[0]} has no texts in column {column}")
     return rows

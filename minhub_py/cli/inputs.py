@@ -77,8 +77,9 @@ def input_files(arguments: Sequence[str], column: str = "text") -> Iterator[list
         if texts:
             raise click.UsageError("- is standard input: give only - or only texts.")
         texts = read_stdin(MISSING_TEXT, named=bool(arguments)).splitlines()
-    if is_set("column"):
-        raise click.UsageError("--column is for the rows of files: remove it, or give names of files.")
+    for option in ("column", "na"):
+        if is_set(option):
+            raise click.UsageError(f"--{option} is for the rows of files: remove it, or give names of files.")
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise click.UsageError("The texts are empty: give at least one word.")

@@ -10,17 +10,18 @@ import click
 
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import input_files, require_files
-from minhub_py.cli.options import collected, is_set, json_option
+from minhub_py.cli.options import collected, is_set, json_option, na_option
 from minhub_py.cli.output import emit, progress_bar, say
 from minhub_py.cli.output import table as print_table
 from minhub_py.system.console import note
+from minhub_py.system.csv_values import NA
 
 if TYPE_CHECKING:
     from minhub_py.jobs.arguments import Job
     from minhub_py.jobs.job import Summary
 
 F = TypeVar("F", bound=Callable[..., None])
-NAMES = ("out", "column", "prefix", "workers", "ray", "overwrite", "manifest")
+NAMES = ("out", "column", "prefix", "na", "workers", "ray", "overwrite", "manifest")
 MAX_NOTES = 5  # printed after a job
 
 
@@ -39,6 +40,7 @@ def table_options(*, required: bool = False, column: Callable[[Any], Any] = COLU
         column,
         click.option("--prefix", default="", metavar="TEXT",
                      help="Prefix for the names of the new columns.  [default: none]"),
+        na_option(NA),
         click.option("--workers", type=click.IntRange(min=1), metavar="N",
                      help="Number of processes that share the rows.  [default: 1; --ray: one per node]"),
         click.option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address (auto: this machine's). "

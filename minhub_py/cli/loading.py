@@ -71,16 +71,19 @@ def decode_utf8(data: bytes, source: str) -> str:
         ) from error
 
 
-def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is not UTF-8."""
+def encode(tokenizer: "Tokenizer", text: str, *, prompt: bool = False) -> list[int]:
+    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is not UTF-8.
+
+    prompt: the model continues the text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:  # the command line was not UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, unknown_characters, working
+    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, encode_prompt, unknown_characters, working
 
     with working(tokenizer):
-        token_ids: list[int] = tokenizer.encode(text).ids
+        token_ids = encode_prompt(tokenizer, text, source=not prompt)
         unknown = unknown_characters(tokenizer, text, token_ids)
     if unknown:
         note(f"Note: {describe_unknown(tokenizer, unknown)}")

@@ -20,6 +20,7 @@ from minhub_py.cli.serving import serve
 from minhub_py.cli.system import bench, devices, doctor, run_r
 from minhub_py.cli.text import generate, score
 from minhub_py.cli.training import compare, train
+from minhub_py.system.openmp import limit_spinning
 from minhub_py.system.version import __version__
 
 # The garbage collection at exit would scan all objects of PyTorch, for 0.3 s.
@@ -41,6 +42,7 @@ def main() -> None:
 
     Run `minhub COMMAND --help` for the options of a command.
     """
+    limit_spinning()
 
 
 for command in (

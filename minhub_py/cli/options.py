@@ -136,6 +136,15 @@ def collected(name: str, options: list[Callable[[Any], Any]], names: Sequence[st
     return add
 
 
+def na_option(default: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """The option for the missing values of tables."""
+    return click.option(
+        "--na", multiple=True, default=default, metavar="TEXT",
+        help="Missing values of .csv and .tsv files, if they have no quotes; may be repeated.  "
+             '[default: NA, and empty values]',
+    )  # fmt: skip
+
+
 # The arguments of `open_model`, as the parameter `loading` of a command, and --threads.
 loading_options: Callable[[Any], Any] = collected(
     "loading", [*LOADING_OPTIONS, threads_option], ("revision", "device", "dtype", "quantize")

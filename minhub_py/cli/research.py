@@ -251,11 +251,15 @@ def annotate(
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:
-    """The texts and labels in a table. click.UsageError: it does not have these columns."""
+    """The texts and labels in a table. click.UsageError: it does not have these columns, or a value is missing."""
+    from minhub_py.system.csv_values import without_missing
     from minhub_py.system.formats import format_of, read_batches, read_columns
 
     columns = read_columns(path) if format_of(path) else {}
     if not {"text", "label"} <= set(columns):
         raise click.UsageError(f"--examples {path} must be a table with the columns text and label.")
-    rows = [row for batch in read_batches(path, ["text", "label"]) for row in batch.rows]
+    rows = [without_missing(row) for batch in read_batches(path, ["text", "label"]) for row in batch.rows]
+    for number, row in enumerate(rows, 1):
+        if row["text"] is None or row["label"] is None:
+            raise click.UsageError(f"--examples {path}, row {number}: the text or the label is missing.")
     return [(str(row["text"]), str(row["label"])) for row in rows]

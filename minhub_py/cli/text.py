@@ -72,7 +72,7 @@ def generate(
         [prompt] = prompts
     network, tokenizer = open_model(model, **loading, group=group, adapter=adapter, mtp=draft == "mtp")
     drafts = None if draft is None else open_draft(draft, network, tokenizer, loading)
-    prompt_ids = encode(tokenizer, prompt)
+    prompt_ids = encode(tokenizer, prompt, prompt=not network.encoder_decoder)
     if not prompt_ids:
         raise click.BadParameter("the prompt has no tokens in MODEL's vocabulary; give some text",
                                  param_hint="'PROMPT'")  # fmt: skip

@@ -12,7 +12,7 @@ import click
 from minhub_py.cli.completion import Model
 from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import standard_input
-from minhub_py.cli.options import Seed, add_options, json_option
+from minhub_py.cli.options import Seed, add_options, json_option, na_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
 from minhub_py.system.console import note
@@ -58,6 +58,7 @@ POSITIVE = click.IntRange(min=1)
     click.option("--objective", type=click.Choice(["chat", "completion", "preference", "labels", "masked", "text"]),
                  metavar="NAME", help="Objective of files with examples: chat, completion, preference, labels, masked "
                                       "or text.  [default: decided by their columns]"),
+    na_option(),
     click.option("--beta", type=float, help="Beta of DPO (preference): larger values stay closer to the reference.  "
                                            "[default: 0.1]"),
     click.option("--keep-weight", type=float,
@@ -126,9 +127,10 @@ def train(text: tuple[Path, ...], out: Path | None, resume: Path | None, as_json
       minhub train notes.txt --from gpt2 --lora 16 --out run
       torchrun --nproc-per-node 2 -m minhub_py train input.txt --out run
 
-    Files with examples (.jsonl, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages (chats;
-    loss on the replies only); prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label
-    (classification, or regression); text (masked words, with an encoder).
+    Files with examples (.jsonl, .json, .csv, .tsv, .parquet) need --from. Their columns decide the objective: messages,
+    conversations (ShareGPT), or instruction, input and output (Alpaca) for chats, with the loss on the replies only;
+    prompt and completion; prompt, chosen and rejected (DPO, with --lora); text and label (classification, or
+    regression); text (masked words, with an encoder).
 
     Options marked with * can change when a run is resumed.
     """

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minhub_py.system.csv_values import NA
+
 
 @dataclass(frozen=True)
 class Job:
@@ -14,6 +16,7 @@ class Job:
     column: the column of the texts.
     extra_columns: the columns for the task's additional option.
     prefix: the prefix for the names of the result columns.
+    na: the values of .csv and .tsv files that are missing if they have no quotes.
     settings: for the task.
     loading: for the model: revision, device, dtype, quantize.
     workers: the number of processes; None means this process, or one process per node of the Ray cluster.
@@ -34,3 +37,4 @@ class Job:
     ray: str | None = None
     overwrite: bool = False
     manifest: Path | None = None
+    na: Sequence[str] = NA

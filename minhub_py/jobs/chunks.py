@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minhub_py.system.formats import sync
 from minhub_py.system.lock import FULL, exclusive
+from minhub_py.system.table_writers import sync
 
 
 class Parts:

@@ -24,7 +24,8 @@ from minhub_py.jobs.executors import Chunk, Worker, run_in_process, run_in_proce
 from minhub_py.jobs.manifest import different, write_manifest
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS, Task
-from minhub_py.system.formats import EXTENSIONS, Column, format_of, import_pyarrow, open_writer, read_batches
+from minhub_py.system.formats import EXTENSIONS, format_of, import_pyarrow, read_batches
+from minhub_py.system.table_writers import Column, open_writer
 from minhub_py.system.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ RECORD_LABELS = {
     "column": "the column",
     "extra_columns": "--by or --target",
     "prefix": "--prefix",
+    "na": "--na",
     "input": "the input files",
     "model": "the model's files",
     "loading": "the model's settings",
@@ -239,7 +241,8 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
         worker = Worker(job.task, {}, str(path.absolute()), loading)
     record = {
         "minhub": __version__, "task": job.task, "settings": dict(job.settings or {}), "column": job.column,
-        "extra_columns": list(job.extra_columns), "prefix": job.prefix, "model": fingerprint(path), "loading": loading,
+        "extra_columns": list(job.extra_columns), "prefix": job.prefix, "na": list(job.na),
+        "model": fingerprint(path), "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in inputs],
     }  # fmt: skip
     return worker, record if task.exact else {**record, "threads": threads_per_process(job)}
@@ -316,18 +319,18 @@ def scan(job: Job, path: Path) -> sources.Source:
     task = TASKS[job.task]
     named = [("column", job.column), *((task.extra, name) for name in job.extra_columns)]
     named = [(task.options.get(option, option), name) for option, name in named]
-    return sources.scan(path, named, texts=2 if task.extra == "target" else 1)
+    return sources.scan(path, named, texts=2 if task.extra == "target" else 1, na=job.na)
 
 
 def read_values(job: Job, path: Path) -> Iterator[tuple[str | None, str | None]]:
     """Read the text and the value of the task's additional column for each row."""
-    texts = sources.read_texts(path, job.column)
+    texts = sources.read_texts(path, job.column, na=job.na)
     option = TASKS[job.task].extra
     extras: Iterator[str | None] = repeat(None)
     if option == "by":
-        extras = sources.read_group_keys(path, job.extra_columns)
+        extras = sources.read_group_keys(path, job.extra_columns, job.na)
     elif option:
-        extras = sources.read_texts(path, job.extra_columns[0], option)
+        extras = sources.read_texts(path, job.extra_columns[0], option, job.na)
     return zip(texts, extras, strict=False)  # `join` detects a file that changes while it is read
 
 
@@ -366,7 +369,7 @@ def join(job: Job, parts: Parts, inputs: Sequence[Source], columns: Sequence[Col
     columns = [replace(column, width=vector_width(column, job, parts, count)) for column in columns]
     for group, writer in open_writers(job, parts, inputs, columns):
         for source in group:
-            for batch in read_batches(source.path):
+            for batch in read_batches(source.path, na=source.na):
                 indices, rows = [], []
                 for index in range(len(batch)):
                     for result in next(results, ()):  # empty if the input has grown
@@ -403,9 +406,9 @@ def open_writers(
             remove(path)
     with parts.os_errors():
         if file_format := output_format_of(job.out, TASKS[job.task]):
-            yield inputs, open_writer(parts.joined, file_format, sources.merge_columns(inputs), columns)
+            yield inputs, open_writer(parts.joined, file_format, sources.merge_columns(inputs), columns, job.na)
             return
         parts.joined_files.mkdir()
         for source in inputs:
             output = parts.joined_files / source.path.name
-            yield [source], open_writer(output, str(format_of(output)), source.columns, columns)
+            yield [source], open_writer(output, str(format_of(output)), source.columns, columns, job.na)

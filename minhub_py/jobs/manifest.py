@@ -115,6 +115,7 @@ def write_manifest(
                     "task": job.task, "model": relative_model(job.model, folder),
                     "files": [relative(source.path, folder) for source in inputs], "out": relative(job.out, folder),
                     "column": job.column, "extra_columns": list(job.extra_columns), "prefix": job.prefix,
+                    "na": list(job.na),
                     "settings": record["settings"], "loading": dict(job.loading or {}),
                     "workers": job.workers, "ray": job.ray is not None,
                 },

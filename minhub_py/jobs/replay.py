@@ -18,7 +18,9 @@ from minhub_py.jobs.job import output_format_of, output_paths, read_values, resu
 from minhub_py.jobs.manifest import GUARANTEES, processor_class, read_manifest, versions
 from minhub_py.jobs.sources import Source
 from minhub_py.jobs.tasks import TASKS
-from minhub_py.system.formats import Column, escape_line_breaks, format_cell, format_of, read_batches
+from minhub_py.system.csv_values import NA
+from minhub_py.system.formats import format_of, read_batches
+from minhub_py.system.table_writers import Column, escape_line_breaks, format_cell
 from minhub_py.system.tables import Columns, Result
 
 VARIANTS = ((1, 1), (7, 2))  # texts that are computed together and threads, in addition to those of the job
@@ -184,7 +186,7 @@ def job_of(definition: Mapping[str, Any], folder: Path) -> Job:
     return Job(
         parameters["task"], model, [str(folder / file) for file in parameters["files"]], folder / parameters["out"],
         column=parameters["column"], extra_columns=parameters["extra_columns"], prefix=parameters["prefix"],
-        settings=parameters["settings"], loading=loading,
+        settings=parameters["settings"], loading=loading, na=parameters.get("na", NA),
     )  # fmt: skip
 
 

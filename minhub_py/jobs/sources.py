@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.checkpoints.fingerprint import sha256
+from minhub_py.system.csv_values import NA, Missing
 from minhub_py.system.formats import (
     EXTENSIONS,
-    SEPARATORS,
     common_type,
     format_of,
     import_pyarrow,
@@ -23,12 +23,16 @@ from minhub_py.system.formats import (
 
 @dataclass(frozen=True)
 class Source:
-    """A validated input file. columns: names and types.    digest: the hexadecimal SHA-256 hash of the file."""
+    """A validated input file.
+
+    columns: names and types.    digest: the hexadecimal SHA-256 hash of the file.    na: see `read_batches`.
+    """
 
     path: Path
     rows: int
     columns: dict[str, Any]
     digest: str
+    na: Sequence[str] = NA
 
 
 def expand_paths(names: Sequence[str]) -> list[Path]:
@@ -59,10 +63,11 @@ def expand_paths(names: Sequence[str]) -> list[Path]:
     return paths
 
 
-def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1) -> Source:
+def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1, na: Sequence[str] = NA) -> Source:
     """Read and validate an entire file.
 
     named: the command's options and the columns that they name.    texts: the number of columns with texts, the first.
+    na: see `read_batches`.
 
     ValueError: the file is corrupt, or a column does not exist or does not contain texts.
     """
@@ -74,12 +79,15 @@ def scan(path: Path, named: Sequence[tuple[str, str]], texts: int = 1) -> Source
     if format_of(path) == "parquet":  # validates the other columns, which the output contains
         for _ in read_batches(path):
             pass
-    rows, *_ = [sum(1 for _ in read_texts(path, name, option)) for option, name in named[:texts]]
-    return Source(path, rows, columns, sha256(path))
+    rows, *_ = [sum(1 for _ in read_texts(path, name, option, na)) for option, name in named[:texts]]
+    return Source(path, rows, columns, sha256(path), na)
 
 
-def read_texts(path: Path, column: str, option: str = "column") -> Iterator[str | None]:
-    """Read the texts of a column; None for missing values. option: the option that names the column, for messages."""
+def read_texts(path: Path, column: str, option: str = "column", na: Sequence[str] = NA) -> Iterator[str | None]:
+    """Read the texts of a column; None for missing values and empty texts.
+
+    option: the option that names the column, for messages.    na: see `read_batches`.
+    """
     if format_of(path) == "parquet":
         pa = import_pyarrow()
         for batch in read_batches(path, [column]):
@@ -92,30 +100,27 @@ def read_texts(path: Path, column: str, option: str = "column") -> Iterator[str 
                 )
             yield from (text or None for text in values.to_pylist())
         return
-    na_values = na_values_of(path)
-    for number, row in read_rows(path):
+    for number, row in read_rows(path, na):
         text = row.get(column)
         if text is not None and not isinstance(text, str):
             raise ValueError(
                 f"{path}, line {number}: {column} is {text!r:.40}, not a string: set --{option} to another column"
             )
-        yield None if text in na_values else text
+        yield None if isinstance(text, Missing) else text or None
 
 
-def na_values_of(path: Path) -> tuple[str, ...]:
-    """The strings that represent missing values."""
-    return ("", "NA") if format_of(path) in SEPARATORS else ("",)
-
-
-def read_group_keys(path: Path, columns: Sequence[str]) -> Iterator[str | None]:
+def read_group_keys(path: Path, columns: Sequence[str], na: Sequence[str] = NA) -> Iterator[str | None]:
     """Read the key of the text to which each row's word belongs: the row's values as JSON, None if one is missing.
+
+    na: see `read_batches`.
 
     ValueError: the rows of a text are not consecutive. Rows without a key may occur between them.
     """
-    na_values, previous, keys = na_values_of(path), "", set[str]()
-    for number, row in enumerate(chain.from_iterable(batch.rows for batch in read_batches(path, columns)), 1):
+    previous, keys = "", set[str]()
+    for number, row in enumerate(chain.from_iterable(batch.rows for batch in read_batches(path, columns, na)), 1):
         values = [row.get(name) for name in columns]
-        if any(value is None or value in na_values or value != value for value in values):  # noqa: PLR0124
+        # A value that differs from itself is NaN.
+        if any(value in (None, "") or isinstance(value, Missing) or value != value for value in values):  # noqa: PLR0124
             yield None
             continue
         key = json.dumps(values, ensure_ascii=False, default=str)
@@ -138,7 +143,7 @@ def chunk_sizes(sources: Sequence[Source], by: Sequence[str], size: int) -> list
     sizes: list[int] = []
     for source in sources:
         rows, previous = 0, ""
-        for key in read_group_keys(source.path, by):
+        for key in read_group_keys(source.path, by, source.na):
             if rows >= size and key not in (None, previous):
                 sizes.append(rows)
                 rows = 0

@@ -9,11 +9,11 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from minhub_py.system.formats import Column
+from minhub_py.system.table_writers import Column
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -124,7 +124,7 @@ def generate(
     draft: the identifier of a draft model, or "mtp" for the model's head for multi-token prediction.
     """
     from minhub_py.chat.defaults import default_sampling
-    from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until
+    from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, until, without_end
     from minhub_py.inference.generate import generate as generate_ids
 
     settings = {**default_sampling(model, chat=False), **settings}
@@ -133,16 +133,19 @@ def generate(
     drafts: Any = draft
     if draft not in (None, "mtp"):
         drafts = draft_model(draft, tokenizer, str(next(model.parameters()).device))
-    results: list[Results] = []
-    for batch in memory_batches(texts, settings["max_new_tokens"]):
+    prompts = texts
+    if not model.encoder_decoder:
+        prompts = [replace(text, ids=without_end(tokenizer, text.ids)) for text in texts]
+    results: dict[int, Results] = {}
+    for batch in memory_batches([text for text in prompts if text.ids], settings["max_new_tokens"]):
         seeds = [(seed + text.row) % 2**63 for text in batch]
         outputs = generate_ids(
             model, [text.ids for text in batch], seed=seeds, stop=stop, tokenizer=tokenizer, draft=drafts, **settings
         )
         for text, ids in zip(batch, outputs, strict=True):
             context = [] if model.encoder_decoder else text.ids
-            results.append([{"generated": "".join(until(decode_stream(tokenizer, ids, context), stop))}])
-    return results
+            results[text.row] = [{"generated": "".join(until(decode_stream(tokenizer, ids, context), stop))}]
+    return [results.get(text.row, []) for text in texts]
 
 
 @lru_cache(1)  # for all chunks

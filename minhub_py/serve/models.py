@@ -14,7 +14,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolError
-from minhub_py.checkpoints.tokenizers.tokenizer import encode
+from minhub_py.checkpoints.tokenizers.tokenizer import encode, without_end
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.inference.quantize import count
 from minhub_py.inference.sampling import StopCriteria
@@ -185,7 +185,10 @@ class ServedModel:
 
         special: add special tokens, such as BOS.    truncation, reply: as in `truncated`.
         """
-        ids = self.truncated(await self.tokenize(text, "prompt", add_special_tokens=special), truncation, reply)
+        ids = await self.tokenize(text, "prompt", add_special_tokens=special)
+        if special and not self.model.encoder_decoder:
+            ids = without_end(self.tokenizer, ids)
+        ids = self.truncated(ids, truncation, reply)
         if not ids:
             candidates = [getattr(self.model.config, "bos_token_id", None), *sorted(self.end_ids)]
             ids = [id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size][:1]

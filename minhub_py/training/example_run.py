@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from minhub_py.adapters.heads import classifier_config, labels_of
-from minhub_py.chat.templates import chat_template_of
+from minhub_py.chat.replies import end_tokens
+from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
@@ -19,9 +20,10 @@ from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of
 from minhub_py.training.checkpoint import RunFolder
-from minhub_py.training.examples import Encoder, is_table, labels_in, objective_of, prepare_examples
+from minhub_py.training.examples import Encoder, is_table, labels_in, prepare_examples
 from minhub_py.training.listener import Listener
 from minhub_py.training.memory import parts_of
+from minhub_py.training.rows import form_of
 from minhub_py.training.settings import Settings
 
 BATCH, EPOCHS = 8, 4
@@ -49,7 +51,7 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
         raise ValueError(f"training on examples needs {setting('start')}: a model to fine-tune")
     objective = settings.objective
     if objective is None:
-        objective = objective_of(list(read_columns(tables[0])), tables[0]) if tables else "text"
+        objective = form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
         objective = "masked" if objective == "text" and is_encoder else objective
     if is_encoder and objective not in ("labels", "masked"):
         raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
@@ -65,29 +67,44 @@ def is_encoder_only(start: Checkpoint) -> bool:
 def encode_examples(
     folder: RunFolder, settings: Settings, start: Checkpoint, tokenizer: Tokenizer, paths: Sequence[Path],
     fingerprint: str, listener: Listener,
-) -> int:  # fmt: skip
-    """Write the encoded examples of a run. Returns their number. ValueError: a row is invalid."""
+) -> None:  # fmt: skip
+    """Write the encoded examples of a run. ValueError: a row is invalid."""
     objective = str(settings.objective)
-    labels = labels_in(paths) if objective == "labels" else []
+    labels = labels_in(paths, settings.na) if objective == "labels" else []
     _, config = describe(start)
-    encoder = Encoder(
-        tokenizer, chat_template_of(start, tokenizer), None if objective in ("labels", "masked") else eos_of(config),
-        settings.context or 0, invocation_of(settings.lora, start, tokenizer),
-    )  # fmt: skip
-    count = prepare_examples(
+    template = chat_template_of(start, tokenizer)
+    eos = None if objective in ("labels", "masked") else eos_of(config, template)
+    if objective in ("chat", "completion", "preference") and (eos is None or not end_tokens(template)):
+        listener.note("the model, its tokenizer and its chat template name no token that ends a reply, so that the "
+                      "model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
+    encoder = Encoder(tokenizer, template, eos, settings.context or 0, invocation_of(settings.lora, start, tokenizer))
+    examples = prepare_examples(
         paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,
-        fingerprint, listener.preparing, labels,
+        fingerprint, listener.preparing, labels, settings.na,
     )  # fmt: skip
-    if encoder.truncated:
-        listener.note(f"{encoder.truncated:,} sequences are longer than {setting('context')} {settings.context}, and "
-                      "were truncated")  # fmt: skip
-    return count
+    for note in notes_on(examples, encoder.unused, f"{setting('context')} {settings.context}"):
+        listener.note(note)
 
 
-def eos_of(config: ModelConfig) -> int | None:
-    """The token that ends a completion."""
+def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str) -> Iterator[str]:
+    """Notes on rows and columns that are not used as they are.
+
+    examples: the content of tokens.json.    unused: columns.    context: the setting.
+    """
+    if count := examples["truncated"]:
+        yield f"sequences longer than {context}, which were truncated: {count:,}"
+    if count := examples["dropped"]:
+        yield f"rows dropped, because their prompts fill {context} and leave nothing to learn: {count:,}. Increase it"
+    if count := examples["empty"]:
+        yield f"rows dropped, because they have no tokens to learn: {count:,}"
+    if unused:
+        yield f"not used in training: {', '.join(unused)}"
+
+
+def eos_of(config: ModelConfig, template: ChatTemplate) -> int | None:
+    """The token that ends a completion: the model's, or else the tokenizer's."""
     eos = config.eos_token_id
-    return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else None
+    return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else template.eos
 
 
 def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:

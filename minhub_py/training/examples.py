@@ -1,6 +1,6 @@
 """Training data with one example per row: read, encode and store it.
 
-The columns of a file decide the objective, as in `datasets`:
+The columns of a file decide the objective, and rows are converted to its columns (rows.py):
 
     messages                        chat: loss on the replies only
     prompt, completion              completion: loss on the completion only
@@ -16,7 +16,9 @@ start of each sequence, labels, and `keep` of each example.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,33 +31,30 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from minhub_py.chat.replies import encode_replies
-from minhub_py.chat.templates import ChatTemplate
+from minhub_py.chat.templates import REASONING_FIELDS, ChatTemplate
 from minhub_py.checkpoints.storage import open_safetensors
-from minhub_py.checkpoints.tokenizers.tokenizer import encode, working
+from minhub_py.checkpoints.tokenizers.tokenizer import encode, encode_prompt, working
 from minhub_py.models.lora import NEVER, Invocation
-from minhub_py.system.formats import format_of, read_batches
+from minhub_py.system.csv_values import NA, without_missing
+from minhub_py.system.formats import input_format_of, read_batches, read_columns
 from minhub_py.system.spelling import setting
 from minhub_py.training.checkpoint import write_atomically
 from minhub_py.training.errors import reading
+from minhub_py.training.rows import VARIABLES, form_of, parsed
 from minhub_py.training.units import LossUnit, loss_unit
 
-COLUMNS = {
-    "chat": ("messages",),
-    "preference": ("chosen", "rejected"),
-    "completion": ("prompt", "completion"),
-    "labels": ("text", "label"),
-    "text": ("text",),
-}
 SEQUENCES = {"preference": 2}  # per example; default: 1
 KEEPING = ("chat", "completion", "text")  # objectives whose rows can have `keep`
+MESSAGE_KEYS = {"role", "content", "weight", "name", "tool_calls", "tool_call_id"}  # which are used with any template
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token IDs, and whether each is a target of the loss."""
+    """Token IDs, and whether each is a target of the loss. truncated: whether the row has more tokens."""
 
     ids: list[int]
     targets: list[bool]
+    truncated: bool = False
 
     @property
     def prompt(self) -> list[int]:
@@ -65,7 +64,14 @@ class Encoded:
     def replies(self) -> list["Encoded"]:
         """A sequence for each reply, which ends with it and has only its tokens as targets."""
         spans = [list(span) for target, span in groupby(range(len(self.ids)), self.targets.__getitem__) if target]
-        return [Encoded(self.ids[: span[-1] + 1], [False] * span[0] + [True] * len(span)) for span in spans]
+        length = len(self.ids)
+        return [
+            Encoded(
+                self.ids[: span[-1] + 1], [False] * span[0] + [True] * len(span),
+                self.truncated and span[-1] + 1 == length,
+            )
+            for span in spans
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,34 +141,45 @@ class ExampleCorpus:
 
 def is_table(path: object) -> bool:
     """Whether a source contains examples, by its extension; other sources are text."""
-    return isinstance(path, Path) and format_of(path) not in (None, "txt")
+    return isinstance(path, Path) and input_format_of(path) not in (None, "txt")
 
 
-def objective_of(columns: Sequence[str], source: Path) -> str:
-    """The objective that the columns of a file define. ValueError: they define none."""
-    for objective, required in COLUMNS.items():
-        if set(required) <= set(columns):
-            return objective
-    raise ValueError(
-        f"{source} has the columns {', '.join(columns)}: training needs messages; prompt and completion; chosen and "
-        "rejected; text and label; or text"
-    )
+def read_examples(
+    paths: Sequence[Path], objective: str, na: Sequence[str] = NA
+) -> Iterator[tuple[Path, int, Mapping[str, Any]]]:
+    """The rows of files, with the file and the number of the row from 1.
 
+    na: the missing values of .csv and .tsv files. Missing values are None.
 
-def read_examples(paths: Sequence[Path]) -> Iterator[tuple[Path, int, Mapping[str, Any]]]:
-    """The rows of files, with the file and the number of the row from 1."""
+    ValueError: the columns of a file, or a row, do not fit the objective.
+    """
     for path in paths:
+        form = form_of(list(read_columns(path)), path, objective)
         number = 0
-        for batch in read_batches(path):
+        for batch in read_batches(path, na=na):
             for row in batch.rows:
                 number += 1
-                yield path, number, row
+                values = without_missing(row)
+                with describing(path, number):
+                    converted = values if form.convert is None else form.convert(values)
+                yield path, number, converted
+
+
+@contextmanager
+def describing(path: Path, number: int) -> Iterator[None]:
+    """Add the location of a row to an error."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}, row {number}: {error}") from error
 
 
 class Encoder:
     """Encodes examples.
 
     eos: appended to completions.    context: maximum number of tokens.    invocation: of an activated adapter.
+
+    `unused` receives the columns of rows, and the keys of messages, that have no effect.
     """
 
     def __init__(
@@ -171,7 +188,8 @@ class Encoder:
     ) -> None:  # fmt: skip
         self.tokenizer, self.template, self.eos, self.context = tokenizer, template, eos, context
         self.invocation = invocation
-        self.truncated = 0
+        self.unused: dict[str, None] = {}  # an ordered set
+        self.sources = "\n".join(template.templates.values())
 
     def examples(self, objective: str, row: Mapping[str, Any]) -> list[list[Encoded]]:
         """The examples of a row, with the sequences of each: one, or with an activated adapter one for each reply.
@@ -209,41 +227,70 @@ class Encoder:
     def encode(self, objective: str, row: Mapping[str, Any]) -> list[Encoded]:
         """The sequences of a row. ValueError: a value is missing or has another type."""
         if objective == "chat":
-            return [self.chat(value(row, "messages"))]
+            self.note_unused(row, "messages", *VARIABLES)
+            return [self.chat(value(row, "messages"), row)]
+        if objective == "completion" and isinstance(row.get("prompt"), list):
+            self.note_unused(row, "prompt", "completion", *VARIABLES)
+            before = [{**message, "weight": 0} for message in row["prompt"]]
+            return [self.chat([*before, *parsed(value(row, "completion"), "completion", list)], row)]
         if objective == "completion":
+            self.note_unused(row, "prompt", "completion")
             return [self.completion(text(row, "prompt"), text(row, "completion"))]
         if objective == "preference":
             sides = [value(row, name) for name in ("chosen", "rejected")]
             if all(isinstance(side, str) for side in sides):
+                self.note_unused(row, "prompt", "chosen", "rejected")
                 return [self.completion(text(row, "prompt"), side) for side in sides]
+            self.note_unused(row, "prompt", "chosen", "rejected", *VARIABLES)
             before = row.get("prompt") or []
-            return [self.chat([*before, *side]) for side in sides]
+            return [self.chat([*before, *side], row) for side in sides]
+        self.note_unused(row, *(("text", "label") if objective == "labels" else ("text",)))
         if objective == "masked":  # special tokens are not masked, as in BERT
             with working(self.tokenizer):
                 encoded = self.tokenizer.encode(text(row, "text"))
             return [self.limited(encoded.ids, [not special for special in encoded.special_tokens_mask])]
-        ids = encode(self.tokenizer, text(row, "text"))
-        return [
-            self.limited(ids if self.eos is None else [*ids, self.eos], [True] * (len(ids) + (self.eos is not None)))
-        ]
+        if self.eos is None:
+            ids = encode(self.tokenizer, text(row, "text"))
+        else:
+            ids = [*encode_prompt(self.tokenizer, text(row, "text")), self.eos]
+        return [self.limited(ids, [True] * len(ids))]
+
+    def note_unused(self, row: Mapping[str, Any], *used: str) -> None:
+        """Note the columns of a row that have no effect."""
+        self.unused |= {name: None for name, value in row.items() if value is not None and name not in (*used, "keep")}
 
     def completion(self, prompt: str, completion: str) -> Encoded:
         """A prompt and its completion, separately tokenized, as when the model continues the prompt."""
-        first = encode(self.tokenizer, prompt)
+        first = encode_prompt(self.tokenizer, prompt)
         second = encode(self.tokenizer, completion, add_special_tokens=False)
         second += [] if self.eos is None else [self.eos]
         return self.limited([*first, *second], [False] * len(first) + [True] * len(second))
 
-    def chat(self, messages: Any) -> Encoded:
-        """A conversation."""
-        return self.limited(
-            *encode_replies(self.template, json.loads(messages) if isinstance(messages, str) else messages)
-        )
+    def chat(self, messages: Any, row: Mapping[str, Any]) -> Encoded:
+        """A conversation, with the variables of the template in its row."""
+        messages = parsed(messages, "messages", list)
+        for message in messages:
+            self.note_unused_keys(message)
+        tools, variables = (row.get(name) for name in VARIABLES)
+        settings = parsed(variables or {}, "chat_template_kwargs", dict)
+        if tools:
+            settings = settings | {"tools": parsed(tools, "tools", list)}
+        return self.limited(*encode_replies(self.template, messages, settings))
+
+    def note_unused_keys(self, message: Any) -> None:
+        """Note the keys of a message that the template does not read."""
+        if not isinstance(message, Mapping):
+            return
+        for key in message.keys() - MESSAGE_KEYS:
+            names = REASONING_FIELDS if key in REASONING_FIELDS else (key,)
+            is_read = any(re.search(rf"\b{re.escape(name)}\b", self.sources) for name in names)
+            if message[key] is not None and not is_read:
+                self.unused[f"{key} of messages"] = None
 
     def limited(self, ids: list[int], targets: list[bool]) -> Encoded:
         """A sequence of at most `context` + 1 tokens."""
-        self.truncated += len(ids) > self.context + 1
-        return Encoded(ids[: self.context + 1], targets[: self.context + 1])
+        end = self.context + 1
+        return Encoded(ids[:end], targets[:end], len(ids) > end)
 
 
 def value(row: Mapping[str, Any], name: str) -> Any:
@@ -272,10 +319,12 @@ def is_kept(row: Mapping[str, Any]) -> bool:
 def prepare_examples(
     paths: Sequence[Path], names: Sequence[str], folder: Path, encoder: Encoder, objective: str, held_out: float,
     seed: int, start: str | None, progress: Callable[[str, int, int], object], labels: Sequence[str] = (),
-) -> int:  # fmt: skip
-    """Encode files and write train.safetensors, held_out.safetensors and tokens.json. Returns the number of examples.
+    na: Sequence[str] = NA,
+) -> dict[str, Any]:  # fmt: skip
+    """Encode files and write train.safetensors, held_out.safetensors and tokens.json. Returns the content of the last.
 
     held_out: the fraction of the examples, drawn by `seed`.    labels: names of the classes; () for regression.
+    na: see `read_examples`.
     ValueError: a row is invalid (with its number), or there are too few examples.
     """
     rows: list[list[Encoded]] = []
@@ -283,27 +332,27 @@ def prepare_examples(
     kept: list[bool] = []
     size = sum(path.stat().st_size for path in paths)
     first = 0 if objective in ("labels", "masked") else 1  # nothing predicts the first token of a text
-    dropped = 0
-    for path, number, row in read_examples(paths):
-        try:
+    dropped = empty = 0
+    for path, number, row in read_examples(paths, objective, na):
+        with describing(path, number):
             examples = encoder.examples(objective, row)
             label = label_of(row, labels) if objective == "labels" else 0.0
             keep = is_kept(row)
             if keep and objective not in KEEPING:
                 raise ValueError(f"keep is for messages, completions and texts: remove it for {objective}")
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}, row {number}: {error}") from error
         for sequences in examples:
             if all(any(sequence.targets[first:]) for sequence in sequences):
                 rows.append(sequences)
                 values.append(label)
                 kept.append(keep)
-            else:  # the prompt fills the context
+            elif any(sequence.truncated for sequence in sequences):  # the prompt fills the context
                 dropped += 1
+            else:
+                empty += 1
         if number % 1000 == 0:
             progress("Encoding", min(number, size), 0)
     if len(rows) < 2:
-        reason = f"; {dropped} exceed {setting('context')} {encoder.context}" if dropped else ""
+        reason = f"; the prompts of {dropped} fill {setting('context')} {encoder.context}" if dropped else ""
         raise ValueError(f"{paths[0]} has {len(rows)} examples: training and evaluation need at least 2{reason}")
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(rows))
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1)
@@ -319,21 +368,26 @@ def prepare_examples(
         counts[name] = len(numbers)
     metadata = {
         "objective": objective, "labels": list(labels), **counts, "kept": sum(kept), "dropped": dropped,
-        "truncated": encoder.truncated, "texts": list(names), "start": start,
+        "empty": empty, "truncated": sum(sequence.truncated for row in rows for sequence in row),
+        "texts": list(names), "start": start,
     }  # fmt: skip
     write_atomically(folder / "tokens.json", json.dumps(metadata, indent=2) + "\n")
-    return len(rows)
+    return metadata
 
 
 def label_of(row: Mapping[str, Any], labels: Sequence[str]) -> float:
-    """The number of a row's label, or its value for regression."""
+    """The number of a row's label, or its value for regression. ValueError: it is missing or empty."""
     found = value(row, "label")
+    if found == "":
+        raise ValueError("label is an empty text: name the class, or remove the row")
     return float(labels.index(str(found))) if labels else float(found)
 
 
-def labels_in(paths: Sequence[Path]) -> list[str]:
+def labels_in(paths: Sequence[Path], na: Sequence[str] = NA) -> list[str]:
     """The classes of files, sorted; an empty list if all labels are numbers with a decimal point (regression)."""
-    found = {str(row.get("label")) for _, _, row in read_examples(paths)}
+    found = {
+        str(label) for _, _, row in read_examples(paths, "labels", na) if (label := row["label"]) not in (None, "")
+    }
 
     def is_decimal(label: str) -> bool:
         try:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import weights_map
-from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_files
+from minhub_py.checkpoints.tokenizers.tokenizer import encode_prompt, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
@@ -33,5 +33,5 @@ def write_model(folder: Path, model: LanguageModel, model_type: str, state: Mapp
 def sample_text(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, seed: int) -> str:
     """The prompt with generated text: `tokens` tokens, with the same random numbers at each call."""
     model.eval()
-    [new] = generate(model, [tokenizer.encode(prompt).ids], tokens, seed=seed, temperature=0.8)
+    [new] = generate(model, [encode_prompt(tokenizer, prompt)], tokens, seed=seed, temperature=0.8)
     return prompt + tokenizer.decode(new)

@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from minhub_py.distributed import environment
+from minhub_py.system.openmp import SPIN_COUNT, is_limited
 from minhub_py.system.printable import displayed, printable
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training.checkpoint import MEASURES, LossRow
@@ -175,7 +178,13 @@ def busy_advice(load: float, cores: int) -> str:
     """A hint that other programs slow the training down; "" if the cores are sufficient."""
     if load <= cores:
         return ""
-    return f"the machine is busy (load average {load:.1f} on {cores} cores): training takes longer"
+    advice = f"the machine is busy (load average {load:.1f} on {cores} cores): training takes longer"
+    if is_limited() or torch.get_num_threads() == 1:
+        return advice
+    return (
+        f"{advice}. {setting('threads', 1)}, or the environment variable GOMP_SPINCOUNT={SPIN_COUNT} before the start, "
+        "avoids that threads wait for each other"
+    )
 
 
 def is_main_process() -> bool:

@@ -10,7 +10,7 @@ from minhub_py.checkpoints import hub
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     characters,
-    encode,
+    encode_prompt,
     read_tokenizer,
     train_byte_level_bpe,
 )
@@ -97,6 +97,7 @@ def check_effect(settings: Settings, given: Collection[str], *, kept: bool = Tru
             "rows whose column keep is true",
         ),
         "epochs": (settings.start is not None, setting("start")),
+        "na": (settings.start is not None, "files with examples, such as .csv"),
         "vocab_size": (settings.tokenizer == "bpe", setting("tokenizer", "bpe")),
     }
     for name in given:
@@ -149,6 +150,6 @@ def check_model(settings: Settings, config: ModelConfig, tokenizer: Tokenizer) -
     if config.context_length is not None and (settings.context or 0) > config.context_length:
         raise ValueError(f"{setting('context')} must be at most {config.context_length}, the number of the model's "
                          f"positions, not {settings.context}")  # fmt: skip
-    if settings.sample is not None and not encode(tokenizer, settings.sample):
+    if settings.sample is not None and not encode_prompt(tokenizer, settings.sample):
         raise ValueError(f"{setting('sample')} {settings.sample!r} has no token in the model's vocabulary: use another "
                          "prompt")  # fmt: skip

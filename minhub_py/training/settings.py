@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from minhub_py.config import changed
 from minhub_py.registry import ENTRIES, Architecture, Entry
+from minhub_py.system.csv_values import NA
 from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading
 
@@ -67,6 +68,7 @@ class Settings:
     quantize: str | None = None  # with lora: "int8" or "nf4" stores the frozen weights in 8 or 4 bits
     # chat, completion, preference, labels, masked or text; None: decided by the columns of the files (examples.py)
     objective: str | None = None
+    na: Sequence[str] = NA  # values of .csv and .tsv files that are missing if they have no quotes
     beta: float = limited(0.1, 0.0, 100.0)  # of DPO, for preference pairs
     keep_weight: float = limited(10.0, 0.0, 1e6)  # of the divergence of rows with `keep`; other rows have weight 1
     epochs: float | None = limited(None, 0.01)  # with start: passes over the data, instead of steps; default: 4
@@ -252,6 +254,11 @@ def record_change(history: Sequence[Change], old: Settings, new: Settings, step:
 
 def check_type(name: str, value: object, annotation: Any) -> Any:
     """The value, with an int converted where the annotation is float. ValueError: the type is wrong."""
+    if get_origin(annotation) is Sequence:
+        values = (value,) if isinstance(value, str) else value
+        if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
+            raise ValueError(f"{setting(name)} must be a list of texts, not {value!r}")
+        return tuple(values)
     types = get_args(annotation) or (annotation,)
     expected = Mapping if get_origin(annotation) is Mapping else types[0]
     if value is None and type(None) in types:

@@ -221,8 +221,17 @@ def encode_texts(model: Model, tokenizer: Any, texts: Any, add_special_tokens: b
 
 
 def prompt_ids(model: Model, tokenizer: Any, prompts: Any) -> list[list[int]]:
-    """The token IDs of prompts. ValueError: a prompt is empty."""
+    """The token IDs of prompts that the model continues. ValueError: a prompt is empty."""
+    from minhub_py.checkpoints.tokenizers.tokenizer import without_end
+
     rows = encode_texts(model, tokenizer, prompts)
+    if is_text(prompts) and not model.module.encoder_decoder:
+        rows = [without_end(tokenizer, row) for row in rows]
+    return nonempty(rows)
+
+
+def nonempty(rows: list[list[int]]) -> list[list[int]]:
+    """The token IDs of texts. ValueError: a text is empty."""
     for number, row in enumerate(rows, 1):
         if not row:
             raise ValueError(f"prompt {number} has no tokens: pass a text with characters in the model's vocabulary")

@@ -6,7 +6,7 @@ import numpy as np
 
 from r_bridge.arguments import frame, scalar
 from r_bridge.convert import Frame, as_array
-from r_bridge.methods.text import find_tokenizer, is_text, prompt_ids, token_texts
+from r_bridge.methods.text import encode_texts, find_tokenizer, is_text, nonempty, token_texts
 from r_bridge.objects import Model, Session, Tokenizer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def logprob_matrix(session: Session, model: Model, texts: Any, tokenizer: Tokeni
     from minhub_py.analysis.matrix import logprob_matrix as compute_matrix
 
     tok = find_tokenizer(model, tokenizer, needed=is_text(texts))
-    ids = prompt_ids(model, tok, texts)
+    ids = nonempty(encode_texts(model, tok, texts))
     columns, matrix = compute_matrix(model.module, tok, ids, out=out, progress=session.progress)
     columns["token"] = token_texts(tok, columns["id"].tolist())
     rows = frame(columns, "text", "position", "token", "id", from_1=("text", "position"))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from bridge_calls import EXAMPLE
+from import_watch import watch
 
 from r_bridge import convert, protocol
 from r_bridge.arguments import scalar
@@ -28,12 +29,12 @@ from r_bridge.service import Service
 class Peer:
     """A client that imitates R."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] = os.environ) -> None:
         folder.mkdir(0o700)
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "r_bridge.worker", str(folder), str(os.getpid())],
-            stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE, env={**environment, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         deadline = time.monotonic() + 60
         while not (folder / "address").exists():
@@ -78,8 +79,8 @@ class Peer:
 def peers(tmp_path: Path) -> Iterator[Any]:
     created: list[Peer] = []
 
-    def peer() -> Peer:
-        created.append(Peer(tmp_path / f"folder {len(created)}"))
+    def peer(**options: Any) -> Peer:
+        created.append(Peer(tmp_path / f"folder {len(created)}", **options))
         return created[-1]
 
     yield peer
@@ -253,3 +254,10 @@ def test_failure_message_may_contain_invalid_utf8() -> None:
         kind, _, payload = protocol.read_frame(ours)
         assert kind == protocol.FAILED
         assert "no such file" in loads(payload)["message"][0]
+
+
+def test_the_worker_limits_the_spinning_of_threads(peers: Any, tmp_path: Path) -> None:
+    environment, record = watch(tmp_path / "site")
+    peer = peers(environment=environment)
+    kind, _ = peer.ask("devices")
+    assert (kind, record.read_text(encoding="utf-8").split()) == (protocol.DONE, ["1000"])

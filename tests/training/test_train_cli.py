@@ -73,7 +73,7 @@ def test_every_option_sets_a_setting(tmp_path: Path, text: Path) -> None:
     actual = json.loads((tmp_path / "run" / "settings.json").read_text())
     expected |= {"carry": False, "compile": False, "config": {"window_size": 4}, "start": None, "revision": None,
                  "lora": {}, "quantize": None, "objective": "text", "beta": 0.1, "keep_weight": 10.0, "epochs": None,
-                 "checkpointing": False}  # fmt: skip
+                 "checkpointing": False, "na": ["", "NA"]}  # fmt: skip
     assert actual == expected
     assert Run(tmp_path / "run").model.config.window_size == 4
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from training_runs import TINY, Notes
 
 from minhub_py import resume, train
@@ -89,6 +90,24 @@ def test_the_estimate_of_a_long_run_lists_settings(
         "the machine is busy (load average 2.5 on 2 cores): training takes longer",
         "smaller values take less time: --steps, --batch, --context, --evaluate-tokens",
     ]
+
+
+def test_the_note_on_a_busy_machine_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If several threads wait without a limit, as in Python; commands set the limit."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        note = progress.busy_advice(2.5, 2)
+        torch.set_num_threads(1)
+        single = progress.busy_advice(2.5, 2)
+    finally:
+        torch.set_num_threads(threads)
+    assert "training takes longer. threads=1, or the environment variable GOMP_SPINCOUNT=1000" in note
+    assert single.endswith("training takes longer")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert progress.busy_advice(2.5, 2) == single
 
 
 def test_a_run_that_does_not_improve_says_so(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,8 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 400}, "vocab_size has no effect without tokenizer='bpe': remove it"),
     ({"beta": 0.2}, "beta has no effect without preference pairs"),
     ({"keep_weight": 2.0}, "keep_weight has no effect without rows whose column keep is true"),
+    ({"na": ["."]}, "na has no effect without files with examples"),
+    ({"na": [1]}, "na must be a list of texts"),
     ({"tokenizer": "minhub/nothing"}, "no built-in minhub/nothing"),
     ({"start": "minhub/nothing"}, "no built-in minhub/nothing"),
 ]  # fmt: skip

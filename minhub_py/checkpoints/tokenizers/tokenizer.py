@@ -304,6 +304,39 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, 
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
+def surrounding_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The token IDs that the tokenizer adds before and after a text. ValueError: the tokenizer is corrupt."""
+
+    def examples() -> Iterator[str]:
+        yield "a"
+        yield from tokenizer.get_vocab()  # a vocabulary of characters may lack "a"
+
+    with working(tokenizer):
+        for text in examples():
+            example = tokenizer.encode(text, add_special_tokens=False)
+            if example.ids:
+                around = tokenizer.post_process(example)
+                before = around.special_tokens_mask.index(0)
+                return list(around.ids[:before]), list(around.ids[before + len(example.ids) :])
+    return [], []
+
+
+def without_end(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The token IDs of an encoded text that a model continues: without those that the tokenizer adds after it (EOS)."""
+    _, after = surrounding_ids(tokenizer)
+    return list(ids[: len(ids) - len(after)])
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, *, source: bool = False) -> list[int]:
+    """The token IDs of a text that a model continues, without EOS after it.
+
+    source: for an encoder-decoder, which reads a complete text, with EOS.
+    ValueError: the tokenizer is corrupt.
+    """
+    ids = encode(tokenizer, text)
+    return ids if source else without_end(tokenizer, ids)
+
+
 def read_merges(path: Path) -> list[tuple[str, str]]:
     """Read the pairs of a merges.txt in order. ValueError: a line is not a pair."""
     try:

@@ -22,13 +22,17 @@
 #' message and the model card (README.md in the folder) state it.
 #'
 #' @section Examples of a task:
-#' The columns of a data frame, or of a file with the extension `.jsonl`, `.csv`,
-#' `.tsv` or `.parquet`, determine the task:
+#' The columns of a data frame, or of a file with the extension `.jsonl`, `.json`,
+#' `.csv`, `.tsv` or `.parquet`, determine the task:
 #'
 #' * `messages`, a list with one conversation per row: a data frame with the
 #'   columns `role` and `content`, or a list of such lists. The loss counts the
-#'   assistant's replies only.
-#' * `prompt` and `completion`: the loss counts the completions only.
+#'   assistant's replies only, except those whose `weight` is 0. A column `tools`
+#'   contains the definitions of tools as JSON.
+#' * `conversations` (ShareGPT's form, with `from` and `value`), or `instruction`,
+#'   `input` and `output` (Alpaca's form): as `messages`.
+#' * `prompt` and `completion`: the loss counts the completions only. Both are
+#'   strings, or lists of conversations.
 #' * `prompt`, `chosen` and `rejected`: preferences (DPO), with `lora`. `beta`
 #'   (0.1) limits the distance to the model without the adapter. Without `prompt`,
 #'   `chosen` and `rejected` are lists of conversations.
@@ -37,6 +41,11 @@
 #'   error). `from` is a text encoder, or a decoder of an
 #'   architecture with a classification head.
 #' * `text`: all tokens, or masked words with a text encoder.
+#'
+#' Other columns have no effect, which a note states. `NA` is a missing value, and
+#' an error in a column of the task. In `.csv` and `.tsv` files, a value is missing
+#' if it has no quotes and is one of the strings `na` (`""` and `"NA"`, as
+#' `write.csv()` writes them).
 #'
 #' With `lora`, a logical column `keep` marks rows that keep the answers of the
 #' model: their loss is the divergence from the model without the adapter, times
@@ -55,7 +64,7 @@
 #' `accumulate` (the number of parts into which the rows of a step are split to
 #' reduce memory; at most this number for examples), `warm_up` (100, the number of
 #' steps until the maximum learning rate; with `from`, at most a tenth of `steps`),
-#' `epochs`, `objective`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
+#' `epochs`, `objective`, `na`, `beta`, `keep_weight`, `checkpointing` (`TRUE` saves memory),
 #' `floor`, `weight_decay` (0.1, with `from` 0.01, with `lora` 0), `beta2`, `clip`, `carry` (`FALSE`: an LSTM
 #' resets its state at each step), `evaluate_tokens`, `checkpoint_every`,
 #' `sample_tokens`, `dtype`, `compile`, `parallel` and `threads`.
@@ -232,7 +241,10 @@ lora_settings <- function(lora) {
   if (is.list(lora)) plain_config(lora, "lora = list(r = 16)") else list(r = number(lora, "lora", integer = TRUE))
 }
 
-EXAMPLE_COLUMNS <- list("messages", c("prompt", "completion"), c("chosen", "rejected"), c("text", "label"), "text")
+EXAMPLE_COLUMNS <- list(
+  "messages", c("prompt", "completion"), c("chosen", "rejected"), "conversations", c("text", "label"),
+  c("instruction", "output"), "text"
+)
 
 # The columns of examples as Python writes them to a file: strings, numbers, and conversations as lists of roles and
 # contents.
@@ -241,12 +253,15 @@ example_columns <- function(data) {
   if (!any(vapply(EXAMPLE_COLUMNS, function(names) all(names %in% names(data)), NA))) {
     fail(
       "text has the columns ", toString(names(data)), ": a data frame needs messages; prompt and completion; chosen and ",
-      "rejected; text and label; or text"
+      "rejected; conversations (ShareGPT); text and label; instruction, input and output (Alpaca); or text"
     )
   }
-  used <- intersect(unique(unlist(c(EXAMPLE_COLUMNS, "prompt", "keep"))), names(data))
-  columns <- lapply(used, function(name) example_column(data[[name]], name))
-  names(columns) <- used
+  used <- c(unlist(EXAMPLE_COLUMNS), "prompt", "keep", "input", "system", "tools")
+  columns <- lapply(names(data), function(name) {
+    # Python notes the other columns, which it does not use.
+    if (name %in% used) example_column(data[[name]], name) else rep("", nrow(data))
+  })
+  names(columns) <- names(data)
   columns
 }
 
@@ -262,23 +277,39 @@ example_column <- function(x, name) {
   as.character(x)
 }
 
-# A conversation as list(role, content).
+# A conversation as a list of columns: role and content, or from and value, and others such as weight.
 conversation <- function(x, what) {
-  if (is_plain_list(x) && is.null(names(x)) && length(x) && all(vapply(x, is.list, NA))) {
-    is_message <- vapply(x, function(message) all(lengths(message[c("role", "content")]) == 1L), NA)
-    if (all(is_message)) x <- list(role = vapply(x, `[[`, "", "role"), content = vapply(x, `[[`, "", "content"))
-  }
-  if (!is.list(x) || !all(c("role", "content") %in% names(x))) {
+  if (is_plain_list(x) && is.null(names(x)) && length(x) && all(vapply(x, is.list, NA))) x <- message_columns(x)
+  needed <- if (is.list(x) && all(c("from", "value") %in% names(x))) c("from", "value") else c("role", "content")
+  if (!is.list(x) || !all(needed %in% names(x))) {
     fail(what, " must be a data frame with the columns role and content, not ", describe(x))
   }
-  list(role = texts(x$role, paste0("role of ", what)), content = texts(x$content, paste0("content of ", what)))
+  columns <- lapply(names(x), function(name) {
+    values <- x[[name]]
+    if (name %in% needed) return(texts(values, paste0(name, " of ", what)))
+    if (!is.atomic(values)) fail(name, " of ", what, " must be a vector: write such rows to a .jsonl file")
+    if (is.numeric(values) || is.logical(values)) as.double(values) else as.character(values)
+  })
+  names(columns) <- names(x)
+  columns
+}
+
+# The columns of a list of messages; NA where a message has no such element.
+message_columns <- function(messages) {
+  names <- unique(unlist(lapply(messages, names)))
+  columns <- lapply(names, function(name) {
+    values <- lapply(messages, function(message) if (is.null(message[[name]])) NA else message[[name]])
+    if (all(lengths(values) == 1L)) unlist(values) else values
+  })
+  names(columns) <- names
+  columns
 }
 
 # Whether all strings are paths or look like paths. Checks the first string first, because a text may have many.
 are_paths <- function(text) {
   is_path <- function(x) {
     short <- nchar(x, "bytes") < 1000L & !grepl("\n", x, fixed = TRUE)
-    all(short) && all(grepl("[.](txt|jsonl|csv|tsv|parquet)$|[/\\\\]", x) | file.exists(path.expand(x)))
+    all(short) && all(grepl("[.](txt|json|jsonl|csv|tsv|parquet)$|[/\\\\]", x) | file.exists(path.expand(x)))
   }
   is_path(text[[1L]]) && is_path(text)
 }
@@ -336,7 +367,9 @@ plain_settings <- function(settings) {
   for (name in names(settings)) {
     x <- settings[[name]]
     if (is.atomic(x) && length(x) == 1L && is.na(x)) fail(name, " must not be NA: pass a value or omit it")
-    if (is.character(x) || is.factor(x)) {
+    if (name == "na") {
+      settings[[name]] <- as.list(texts(x, name))
+    } else if (is.character(x) || is.factor(x)) {
       settings[[name]] <- string(x, name)
     } else if (is.logical(x)) {
       settings[[name]] <- flag(x, name)

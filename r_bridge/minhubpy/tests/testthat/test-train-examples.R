@@ -132,3 +132,38 @@ test_that("a data frame of conversations or of labels trains", {
   message <- "the losses of these runs have different units (mean squared error, nats per label): plot rows of one unit"
   expect_error(plot(both), message, fixed = TRUE, class = "minhubpy_error")
 })
+
+test_that("data frames have the common forms of rows, and other columns are noted", {
+  needs_python()
+  learn <- function(data, ...) {
+    minhub_train(
+      data, from = "minhub/shakespeare-gpt2", lora = 2, steps = 1, context = 64, seed = 1, evaluate_every = 1, ...
+    )
+  }
+  turns <- list(data.frame(from = c("human", "gpt"), value = c("a", "b")))
+  loss <- learn(data.frame(conversations = I(rep(turns, 4))))$losses$held_out_loss
+  messages <- list(data.frame(role = c("user", "assistant"), content = c("a", "b"), weight = c(NA, 1)))
+  expect_identical(learn(data.frame(messages = I(rep(messages, 4))))$losses$held_out_loss, loss)
+  expect_identical(learn(data.frame(instruction = rep("a", 4), output = "b"))$losses$held_out_loss, loss)
+  lists <- list(list(list(role = "user", content = "a"), list(role = "assistant", content = "b", weight = 0)))
+  expect_refused(learn(data.frame(messages = I(rep(lists, 4)))), "no assistant message with weight 1", class = "ValueError")
+  noted <- testthat::capture_messages(learn(data.frame(text = rep("ab", 4), id = 1:4), progress = TRUE))
+  expect_match(noted, "not used in training: id", all = FALSE)
+})
+
+test_that("missing labels are an error in data frames and in files", {
+  needs_python()
+  data <- data.frame(text = c("a", "b", "c", "d"), label = c("x", NA, "NA", "NA"))
+  path <- tempfile(fileext = ".csv")
+  on.exit(unlink(path))
+  write.csv(data, path, row.names = FALSE)
+  learn <- function(data, ...) {
+    minhub_train(
+      data, from = "minhub/shakespeare-gpt2", objective = "labels", steps = 1, context = 16, seed = 1,
+      evaluate_every = 1, ...
+    )
+  }
+  for (text in list(data, path)) expect_refused(learn(text), "row 2: label is missing", class = "ValueError")
+  run <- learn(path, na = c("", "x"))
+  expect_setequal(unlist(run$settings$na), c("", "x"))
+})
