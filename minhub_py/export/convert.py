@@ -18,6 +18,7 @@ from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
+from minhub_py.config import with_older_rope
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.fitting import fit, with_values
@@ -66,13 +67,15 @@ def convert(
     if to == "hub":
         meta = weights_map.to_hub(architecture.model_type, meta, config)
         tensors = meta.over(tensors)
-    settings = {**config.to_hub(), **(checkpoint.config or {})}
+    settings = with_older_rope(config, {**config.to_hub(), **(checkpoint.config or {})})
     if adapter is not None and labels_of(model) is not None:  # the head of the adapter
         settings |= {name: value for name, value in config.to_hub().items() if name in HEAD_NAMES}
     if not config.tie_word_embeddings:  # config.json may be wrong: the head has separate values
         settings |= {"tie_word_embeddings": False}
         if isinstance(text := settings.get("text_config"), dict) and "tie_word_embeddings" in text:
             settings["text_config"] = {**text, "tie_word_embeddings": False}
+    if isinstance(text := settings.get("text_config"), dict):
+        settings["text_config"] = with_older_rope(config, text)
     settings.pop("torch_dtype", None)  # the former name of dtype
     stored = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
     settings["dtype"] = str(dtype or stored).removeprefix("torch.")
