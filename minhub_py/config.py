@@ -9,7 +9,7 @@ A model file declares its settings as data:
         NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
         ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
-        LOCAL_THETA             older name of rope_theta in layers with a window, if rope_parameters are one dict per layer
+        LOCAL_THETA             older name of rope_theta in layers with a window, if rope_parameters are dicts per layer
                                 type. Without this name, such rope_parameters have no older form
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
         ALIASES                 for a model_type, its names of settings -> names of fields

@@ -12,9 +12,9 @@ For formats with incomplete special tokens, tokenizer_config.json, special_token
 them. add_bos_token and add_eos_token in these files determine the tokens around a text. The defaults are the
 reference implementations'.
 
-A tokenizer.json is complete: tokenizer_config.json does not change it. In transformers, the settings do_lower_case,
-strip_accents and tokenize_chinese_chars of tokenizer_config.json override a BERT tokenizer.json: files that contradict
-each other give other token IDs there.
+A tokenizer.json is complete except for special and added tokens, which tokenizer_config.json may name in addition. In
+transformers, the settings do_lower_case, strip_accents and tokenize_chinese_chars of tokenizer_config.json override a
+BERT tokenizer.json, too: files that contradict each other give other token IDs there.
 
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for byte-level BPE.
 """
@@ -53,7 +53,14 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     read_sentencepiece,
     sentencepiece_tokenizer,
 )
-from minhub_py.checkpoints.tokenizers.special_tokens import Convention, add_tokens, content, is_text, surround
+from minhub_py.checkpoints.tokenizers.special_tokens import (
+    Convention,
+    add_tokens,
+    complete,
+    content,
+    is_text,
+    surround,
+)
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
@@ -110,21 +117,20 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
             f"copy the files of the original model.{folder_gguf_hint(folder)}"
         )
+    settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+    config = read_settings(folder, "config.json")
     if path.name == "tokenizer.json":
-        return parse(path)
-    if path.name == "vocab.dat":
+        tokenizer = parse(path)
+    elif path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
+    elif family := family_of(path, settings.get("tokenizer_class"), config.get("model_type")):
+        tokenizer = read_encoder(path, family, settings)
     else:
-        settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
-        config = read_settings(folder, "config.json")
-        family = family_of(path, settings.get("tokenizer_class"), config.get("model_type"))
-        if family is not None:
-            tokenizer = read_encoder(path, family, settings)
-        else:
-            read = read_vocabulary if path.name == "vocab.json" else read_model
-            tokenizer, convention = read(path, settings)
-            add_tokens(tokenizer, folder, settings)
-            surround(tokenizer, settings, convention)
+        read = read_vocabulary if path.name == "vocab.json" else read_model
+        tokenizer, convention = read(path, settings)
+        add_tokens(tokenizer, folder, settings)
+        surround(tokenizer, settings, convention)
+    complete(tokenizer, folder, settings)
     FILES[tokenizer] = path
     return tokenizer
 
