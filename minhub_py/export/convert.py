@@ -14,6 +14,7 @@ from minhub_py.adapters.files import read_adapter
 from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
 from minhub_py.adapters.loading import with_adapter
 from minhub_py.adapters.merge import MergedTensors, merge
+from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.layout import COMPANIONS
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
@@ -23,6 +24,7 @@ from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.fitting import fit, with_values
 from minhub_py.pretrained import load
+from minhub_py.system.files import read_bytes
 
 
 def convert(
@@ -93,7 +95,8 @@ def companions_of(folder: Path) -> dict[str, bytes]:
     if folder.is_file():
         return tokenizer_files(read_tokenizer(folder))
     names = [name for name in COMPANIONS if (folder / name).exists()]
-    files = {name: (folder / name).read_bytes() for name in names}
+    files = {name: read_bytes(folder / name) for name in names}
+    files |= {f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(folder)}
     if "vocab.json" in files and "merges.txt" not in files and "tokenizer.json" not in files:
         files["tokenizer.json"] = read_tokenizer(folder).to_str(pretty=True).encode()
         del files["vocab.json"]

@@ -54,8 +54,8 @@ def bos_token_id(tokenizer: Any, config: Any) -> int | None:
         REPORTED.add(tokenizer)
         word, token = (brief(tokenizer.id_to_token(number)) for number in (configured, id))
         warnings.warn(
-            f"config.json's bos_token_id is {configured}, {word}, but the tokenizer's beginning of text is {id}, {token}, "
-            "which is used: correct config.json",
+            f"config.json's bos_token_id is {configured}, {word}, but the tokenizer's beginning of text is {id}, "
+            f"{token}, which is used: correct config.json",
             stacklevel=3,
         )
     return id

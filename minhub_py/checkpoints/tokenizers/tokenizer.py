@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
 from minhub_py.checkpoints.storage import read_json, read_settings
@@ -65,6 +66,7 @@ from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
 from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
+from minhub_py.system.files import open_regular, read_bytes, read_text
 from minhub_py.system.printable import gist
 
 # In order of preference.
@@ -200,7 +202,7 @@ def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokeni
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
     """Load a file of SentencePiece, tiktoken or Mistral. ValueError: it is corrupt."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_sentencepiece = file.read(1) == b"\n"  # never the first byte of base64
     model: SentencePiece | Ranks
     if path.suffix == ".json":
@@ -241,8 +243,9 @@ def parse(path: Path) -> Tokenizer:
     """Load a tokenizer.json. ValueError: it is corrupt. FileNotFoundError: it does not exist."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: check its name.")
+    content = read_bytes(path)
     with parsing(path):
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
         check_tokenizer_json(text)
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()  # a training setting, as truncation
@@ -275,7 +278,8 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     if path.suffix == ".gguf":
         return files | hub_files(read_header(path).metadata)
     companions = [path.with_name(name) for name in SAVED_COMPANIONS]
-    return files | {file.name: file.read_bytes() for file in companions if file.is_file()}
+    files |= {file.name: read_bytes(file) for file in companions if file.is_file()}
+    return files | {f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(path.parent)}
 
 
 def is_panic(error: BaseException) -> bool:
@@ -312,7 +316,7 @@ def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, 
 def read_merges(path: Path) -> list[tuple[str, str]]:
     """Read the pairs of a merges.txt in order. ValueError: a line is not a pair."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path).split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
     try:
