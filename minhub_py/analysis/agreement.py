@@ -6,7 +6,7 @@ With two raters, p_o is the share of units with equal labels.
     weighted kappa      1 - sum(w o) / sum(w e), w = |i - j| (linear) or (i - j)^2 (quadratic) of category numbers
     Fleiss' kappa       p_e from the marginals of all raters together; for two raters, this is Scott's pi
     Gwet's AC1          p_e = sum(q (1 - q)) / (K - 1), q the mean of the units' shares of each of K categories
-    Gwet's AC2          as AC1 with weights of partial agreement, by which p_e is multiplied: sum(w) / K
+    Gwet's AC2          as AC1 with weights w of partial agreement; p_e is multiplied by sum(w) / K
     Krippendorff's alpha    1 - D_o / D_e; the pairs of a unit with m labels have the weight 1 / (m - 1)
     macro F1            the mean over categories of 2 TP / (2 TP + FP + FN), without categories that no rater uses
 

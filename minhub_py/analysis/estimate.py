@@ -20,7 +20,7 @@ texts, the influences of a cluster's texts are summed, the covariance has the fa
 are at most G - 1 degrees of freedom. Cross-fitting: see analysis/cross_fit.py.
 
 In simulated studies with 50 coded of 400 texts, 95 % intervals covered mean and slope in 93 to 97 % for all methods;
-those of an intercept of a logistic regression are wider than necessary (up to 98 %).
+the intercept of a logistic regression is covered more often (up to 98 %).
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
@@ -416,7 +416,7 @@ def prediction_powered(
     """Coefficients, covariance and λ of PPI (λ = 1) and PPI++.
 
     The coefficients and λ have ppi_py's formulas. The covariance is larger: the remainder of a coded text is divided by
-    1 - its leverage, and its λ is that of the other texts, because λ minimizes the variance of its own data.
+    1 - its leverage, and has the λ of the other texts, because λ minimizes the variance of the data that determine it.
 
     With clusters, the influence of a text is that of its gradient on the two means, so that coded and other texts of a
     cluster are summed.

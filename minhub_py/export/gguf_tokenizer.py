@@ -46,7 +46,7 @@ PROBE = (
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The tokenizer to write; None if there is none, or if the keys of a GGUF file are copied."""
+    """The tokenizer to write; None without a tokenizer, and for the copied keys of a GGUF file."""
     folder = checkpoint.path
     names = ("tokenizer.model", "spiece.model", "tokenizer.json", "vocab.json", "tekken.json", "merges.txt")
     return read_tokenizer(folder) if folder.is_dir() and any((folder / name).exists() for name in names) else None

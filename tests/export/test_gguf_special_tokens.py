@@ -1,4 +1,4 @@
-"""GGUF files keep what the folder's tokenizer does: tokens around a text, end tokens, and chat templates."""
+"""GGUF files have the folder's tokens around a text, end tokens, and chat templates."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def folder_of(path: Path, tokenizer: Tokenizer | None, settings: dict[str, Any] 
 def test_tokens_around_a_text_are_the_tokenizers(
     tmp_path: Path, pre: str, form: str, settings: dict[str, Any] | None
 ) -> None:
-    """Whatever tokenizer_config.json says, which does not change a tokenizer.json; llama-bpe adds a BOS by default."""
+    """tokenizer_config.json does not change a tokenizer.json; llama-bpe adds a BOS by default."""
     folder = folder_of(tmp_path / "hub", around(trained(pre), form), settings)
     file = tmp_path / "model.gguf"
     write_gguf(Checkpoint(folder), file)
