@@ -36,6 +36,7 @@ def test_estimates_have_the_reference_values() -> None:
     dsl = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}, method="dsl", probability=np.full(200, 0.2))
     assert dsl.estimate == pytest.approx([0.427950, 0.018768], abs=1e-6)
     # Standard errors of ppi_py, and by the formulas of dsl.
+    assert line["std_error"] == pytest.approx([0.046799, 0.062619], abs=1e-6)  # HC3
     for result, reference in ((line["std_error"], [0.045722, 0.060598]), (mean.std_error, [0.048042]),
                               (dsl.std_error, [0.048041, 0.065689])):  # fmt: skip
         assert ((result > reference) & (result < np.multiply(reference, 1.06))).all()
