@@ -9,6 +9,8 @@ A model file declares its settings as data:
         NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
         DERIVED                 properties of the dataclass that config.json may repeat but not contradict
         ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
+        LOCAL_THETA             older name of rope_theta in layers with a window, if rope_parameters are dicts per layer
+                                type. Without this name, such rope_parameters have no older form
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
         ALIASES                 for a model_type, its names of settings -> names of fields, for files and for new models
         DEFAULTS                defaults of each model_type, for files that implement several model types
@@ -203,7 +205,7 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{title}: config.json names two values of {name}: {brief(values[0])} and {brief(values[-1])}"
             )
         rope |= {name: values[0]} if values else {}
-    if new and old and _kind(new) != _kind(old):
+    if new and old and any(value != _settings(old).get(name, value) for name, value in _settings(new).items()):
         raise ValueError(f"{title}: config.json's rope_parameters and rope_scaling contradict each other")
     rope["rope_type"] = _kind(rope)
     rope.pop("type", None)
@@ -212,3 +214,36 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _kind(rope: Mapping[str, object]) -> object:
     return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _settings(rope: Mapping[str, object]) -> dict[str, object]:
+    """Rotary settings with rope_type, without its older name."""
+    return {**{name: value for name, value in rope.items() if name != "type"}, "rope_type": _kind(rope)}
+
+
+def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config.json with rope_parameters, and the same in the older form: the inverse of `one_rope`.
+
+    transformers 4 ignores rope_parameters. Names of the older form that have a value in `settings` keep it. Settings
+    without an older form, such as different scalings of two layer types, are returned unchanged.
+    """
+    parameters, stated = settings.get("rope_parameters") or {}, getattr(config, "rope_parameters", None) or {}
+    if not parameters:
+        return dict(settings)
+    names = {to: name for name, to in {"rope_theta": "rope_theta", **getattr(config, "ROPE_NAMES", {})}.items()}
+    older: dict[str, Any] = {"rope_scaling": None}
+    nested = any(isinstance(value, Mapping) for value in parameters.values())
+    if nested:
+        theta, local = getattr(config, "LOCAL_THETA", None), parameters.get("sliding_attention") or {}
+        parameters, stated = parameters.get("full_attention") or {}, stated.get("full_attention", stated) or {}
+        two = theta == "rope_theta" and local.get("rope_theta") != parameters.get("rope_theta")
+        if theta is None or two or _kind(local) != "default":
+            return dict(settings)
+        older[theta] = local.get("rope_theta")
+    older |= {name: parameters[to] for to, name in names.items() if to in parameters}
+    if (kind := _kind(parameters)) != "default":
+        # transformers 4 requires all settings of llama3, and some of its classes reject defaults of other kinds.
+        wanted = set(parameters if kind == "llama3" else stated or parameters) - names.keys() - {"rope_type", "type"}
+        scaling = {name: value for name, value in parameters.items() if name in wanted}
+        older["rope_scaling"] = {"rope_type" if nested or kind == "llama3" else "type": kind, **scaling}
+    return {**settings, **{name: value for name, value in older.items() if settings.get(name) is None}}

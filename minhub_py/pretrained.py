@@ -24,6 +24,7 @@ from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
+from minhub_py.config import with_older_rope
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.fitting import check_architecture, describe, fit, with_values
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
@@ -339,9 +340,11 @@ def save_pretrained(
 ) -> None:
     """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 
-    transformers loads the folder, and sentence-transformers a model that comes from its repositories. The tensors are
-    bitwise identical to the model's. generation_config.json is saved if the model has one. The files of a previous
-    model in the folder are deleted, and the files of a previous tokenizer if a tokenizer is given.
+    transformers 4.57 and 5 load the folder, and sentence-transformers a model that comes from its repositories. The
+    tensors are bitwise identical to the model's. config.json has both forms of the rotary settings: rope_parameters,
+    and rope_theta and rope_scaling, which transformers 4 reads. generation_config.json is saved if the model has one.
+    The files of a previous model in the folder are deleted, and the files of a previous tokenizer if a tokenizer is
+    given.
 
     Args:
         model: A model of this package that is not quantized.
@@ -367,7 +370,7 @@ def save_pretrained(
     architecture = architecture_of(config.to_hub()["model_type"])
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
-    settings = {**config.to_hub(), "dtype": str(dtype).removeprefix("torch.")}
+    settings = {**with_older_rope(config, config.to_hub()), "dtype": str(dtype).removeprefix("torch.")}
     companions: dict[str, bytes] = {}
     outdated = ["generation_config.json", *EMBEDDING_FILES]
     if own.generation_config:

@@ -5,18 +5,30 @@ With two raters, p_o is the share of units with equal labels.
     Cohen's kappa       (p_o - p_e) / (1 - p_e), p_e from each rater's own marginals
     weighted kappa      1 - sum(w o) / sum(w e), w = |i - j| (linear) or (i - j)^2 (quadratic) of category numbers
     Fleiss' kappa       p_e from the marginals of all raters together; for two raters, this is Scott's pi
+    Gwet's AC1          p_e = sum(q (1 - q)) / (K - 1), q the mean of the units' shares of each of K categories
+    Gwet's AC2          as AC1 with weights w of partial agreement; p_e is multiplied by sum(w) / K
     Krippendorff's alpha    1 - D_o / D_e; the pairs of a unit with m labels have the weight 1 / (m - 1)
     macro F1            the mean over categories of 2 TP / (2 TP + FP + FN), without categories that no rater uses
 
 Distances of alpha: 0 or 1 (nominal), the squared difference of mid-ranks (ordinal), (a - b)^2 (interval),
 ((a - b) / (a + b))^2 (ratio).
 
-Units with fewer than two labels are dropped; the statistics of two raters use the units that both have labelled.
+Weights of AC2: 1 - (n over 2) / (K over 2) for n categories from one label to the other (ordinal), 1 - (a - b)^2 /
+(max - min)^2 (interval), 1 - ((a - b) / (a + b))^2 / ((max - min) / (max + min))^2 (ratio). AC1 and AC2 are less
+affected by unequal frequencies of the categories than kappa.
+
+With missing labels, generalizations of Fleiss' kappa differ: here, each label has the same weight in the marginals. The
+R package irrCAC averages the shares of units instead, so that a label of a unit with few labels counts more. Without
+missing labels, the values are equal.
+
+Units with fewer than two labels are dropped, except in the shares of AC1 and AC2; the statistics of two raters use the
+units that both have labelled.
 
 This is our own code, because a bootstrap with one call of a library per sample takes minutes. The tests contain the
 values of the packages irr (R) and krippendorff (Python).
 
-Sources: Cohen (1960, 1968), Fleiss (1971), Krippendorff (2019), "Content Analysis", chapter 12.
+Sources: Cohen (1960, 1968), Fleiss (1971), Gwet (2008, 2014; R package irrCAC), Krippendorff (2019), "Content
+Analysis", chapter 12.
 """
 
 import os
@@ -112,8 +124,8 @@ def agreement(
         seed: Seed of the bootstrap.
 
     Returns:
-        An `Agreement` with the statistics percent, fleiss_kappa and alpha, and for two raters kappa, kappa_linear,
-        kappa_quadratic and f1_macro.
+        An `Agreement` with the statistics percent, fleiss_kappa, alpha and ac1, for a level other than "nominal" ac2,
+        and for two raters kappa, kappa_linear, kappa_quadratic and f1_macro.
 
     Raises:
         ValueError: Fewer than two raters, different numbers of units, no unit with two labels, a label that is not in
@@ -144,15 +156,16 @@ def agreement(
         raise ValueError(f"level {level!r} needs numbers: convert the labels, or use level 'ordinal' with categories")
     index = {name: number for number, name in enumerate(names)}
     codes = np.array([[-1 if is_missing(v) else index[v] for v in values] for values in rows])  # (R, U)
-    codes = codes[:, (codes >= 0).sum(axis=0) >= 2]
-    if not codes.size:
+    codes = codes[:, (codes >= 0).any(axis=0)]
+    several = (codes >= 0).sum(axis=0) >= 2
+    if not several.any():
         raise ValueError("no unit has labels of two raters: there is nothing to compare")
     units, count = codes.shape[1], len(names)
     numbers = np.array(names, float) if level in ("interval", "ratio") else np.arange(count, dtype=float)
     counts = np.zeros((units, count))
     for labels in codes:
         np.add.at(counts, (np.flatnonzero(labels >= 0), labels[labels >= 0]), 1)
-    pair = codes if len(rows) == 2 else None
+    pair = codes[:, several] if len(rows) == 2 else None
 
     values = {
         name: float(value[0]) for name, value in statistics(counts, numbers, level, pair, np.ones((1, units))).items()
@@ -170,15 +183,21 @@ def agreement(
         sample = sample[~np.isnan(sample)]
         low, high = np.quantile(sample, [tail, 1 - tail]) if len(sample) else (np.nan, np.nan)
         intervals[name] = (float(low), float(high))
-    confusion = None if pair is None else confusion_of(pair, count, np.ones((1, units)))[0]
+    confusion = None if pair is None else confusion_of(pair, count, np.ones((1, pair.shape[1])))[0]
     f1 = None if confusion is None else f1_of(confusion[None])[0]
-    return Agreement(names, level, len(rows), units, values, intervals, confusion, f1)
+    return Agreement(names, level, len(rows), int(several.sum()), values, intervals, confusion, f1)
 
 
 def statistics(counts: Array, numbers: Array, level: str, pair: Array | None, weights: Array) -> dict[str, Array]:
-    """The statistics of each sample, (B,). counts: labels of units (U, K).    weights: of units in samples (B, U)."""
+    """The statistics of each sample, (B,).
+
+    counts: labels of units (U, K).    weights: of units in samples (B, U).    pair: the codes of two raters (2, U),
+    without units with one label.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = counts.sum(axis=1)
+        shares_of_units = weights @ (counts / sizes[:, None]) / weights.sum(axis=1, keepdims=True)  # (B, K)
+        counts, weights, sizes = counts[sizes >= 2], weights[:, sizes >= 2], sizes[sizes >= 2]
         agree = ((counts**2).sum(axis=1) - sizes) / (sizes * (sizes - 1))
         observed = weights @ agree / weights.sum(axis=1)
         marginals = weights @ counts
@@ -186,6 +205,12 @@ def statistics(counts: Array, numbers: Array, level: str, pair: Array | None, we
         expected = (pooled**2).sum(axis=1)
         result = {"percent": observed, "fleiss_kappa": (observed - expected) / (1 - expected)}
         result["alpha"] = alpha(counts, numbers, level, weights)
+        for name, partial in partial_agreement(numbers, level).items():
+            weighted = ((counts @ partial - 1) * counts).sum(axis=1) / (sizes * (sizes - 1))
+            found = weights @ weighted / weights.sum(axis=1)
+            chance = (shares_of_units * (1 - shares_of_units)).sum(axis=1)
+            chance = chance * partial.sum() / (len(numbers) * (len(numbers) - 1))
+            result[name] = (found - chance) / (1 - chance)
         if pair is None:
             return result
         shares = confusion_of(pair, counts.shape[1], weights)
@@ -198,6 +223,22 @@ def statistics(counts: Array, numbers: Array, level: str, pair: Array | None, we
         used = ~np.isnan(f1)
         result["f1_macro"] = np.where(used, f1, 0).sum(axis=1) / used.sum(axis=1)
     return result
+
+
+def partial_agreement(numbers: Array, level: str) -> dict[str, Array]:
+    """The weights (K, K) of AC1 and, if the level is not nominal, of AC2."""
+    result = {"ac1": np.eye(len(numbers))}
+    if level == "nominal" or len(numbers) < 2:
+        return result
+    distance = np.abs(np.subtract.outer(numbers, numbers))
+    if level == "ordinal":  # the numbers of categories in between, in pairs
+        distance = distance * (distance + 1) / 2
+    elif level == "interval":
+        distance = distance**2
+    else:
+        sums = np.add.outer(numbers, numbers)
+        distance = np.divide(distance, sums, out=np.zeros_like(sums), where=sums != 0) ** 2
+    return {**result, "ac2": 1 - distance / distance.max()}
 
 
 def alpha(counts: Array, numbers: Array, level: str, weights: Array) -> Array:

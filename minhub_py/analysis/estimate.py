@@ -12,28 +12,33 @@ coding were drawn with known probabilities π > 0.
     naive         Ŷ instead of Y, for comparison only
     human         the coded texts only, weighted by 1/π
 
-A mean is a regression on a constant, a group difference the coefficient of a group. Intervals are normal, with sandwich
-standard errors. With clusters, such as the author of several texts, the influences of a cluster's texts are summed, and
-the covariance has the factor G/(G - 1) for G clusters. Cross-fitting: see analysis/cross_fit.py.
+A mean is a regression on a constant, a group difference the coefficient of a group. Intervals have t quantiles for
+n - C degrees of freedom (C coefficients) and sandwich standard errors. The residual of a coded text is divided by 1 - h
+for its leverage h ("human", "ppi", "ppi++": HC3) or by the root of it ("dsl", "confidence": HC2), and has the λ of
+other texts: without this, intervals are too narrow if few texts are coded. With clusters, such as the author of several
+texts, the influences of a cluster's texts are summed, the covariance has the factor G/(G - 1) for G clusters, and there
+are at most G - 1 degrees of freedom. Cross-fitting: see analysis/cross_fit.py.
 
-The intervals are for large samples: with 120 coded texts, intervals of a slope cover 93 % ("human", "ppi++") to 95 %.
+In simulated studies with 50 coded of 400 texts, 95 % intervals covered mean and slope in 93 to 97 % for all methods;
+the intercept of a logistic regression is covered more often (up to 98 %).
 
 Sources
     Angelopoulos et al. (2023), "Prediction-powered inference", and "PPI++" (package ppi_py).
     Egami et al. (2023), "Using Imperfect Surrogates for Downstream Inference" (R package dsl).
     Gligorić et al. (2024), "Can Unconfident LLM Annotations Be Used for Confident Conclusions?"
+    MacKinnon & White (1985), "Some Heteroskedasticity-Consistent Covariance Matrix Estimators", for HC2 and HC3.
 """
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from minhub_py.analysis import plots
 from minhub_py.analysis.cross_fit import cross_fitted, median_of
+from minhub_py.analysis.student import t_quantile
 from minhub_py.analysis.tokens import is_missing
 from minhub_py.inference.arguments import check_integer, check_list
 from minhub_py.system.tables import Columns, Result
@@ -44,7 +49,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Method = Literal["auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human"]
 METHODS = ("auto", "ppi", "ppi++", "dsl", "confidence", "naive", "human")
+NO_SOLUTION = "the regression has no solution: a covariate separates the labels, or too few texts are coded"
 ROUNDS = 100  # of Newton's method
+MAX_LEVERAGE = 0.9  # a text that determines a coefficient alone has 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Estimates(Result):
     """Coefficients with standard errors and intervals.
 
     covariance: of the coefficients.    power: λ, the weight of the model's labels.    coded: number of human labels.
-    naive: the same estimates from the model's labels alone; None for method "naive".
+    freedom: degrees of freedom of the intervals.    naive: the same estimates from the model's labels alone; None for
+    method "naive".
     """
 
     term: list[str]
@@ -63,6 +71,7 @@ class Estimates(Result):
     power: float
     texts: int
     coded: int
+    freedom: int
     naive: "Estimates | None" = field(default=None, repr=False)
 
     @property
@@ -73,7 +82,7 @@ class Estimates(Result):
     @property
     def columns(self) -> Columns:
         """Columns term, estimate, std_error, lower and upper."""
-        half = NormalDist().inv_cdf((1 + self.confidence) / 2) * self.std_error
+        half = t_quantile((1 + self.confidence) / 2, self.freedom) * self.std_error
         return Columns(
             term=self.term, estimate=self.estimate, std_error=self.std_error, lower=self.estimate - half,
             upper=self.estimate + half,
@@ -282,10 +291,17 @@ def fit(
         power = float(np.median(powers))
     else:
         theta, covariance, power = coefficients(X, y, predicted, coded, pi, logistic, method, groups)
+    freedom = degrees_of_freedom(X, groups, np.ones(N, bool) if method == "naive" else coded)
     naive = None
     if method != "naive":
         naive = fit(y, predicted, names, X, family, "naive", None, confidence, groups)
-    return Estimates(names, theta, covariance, confidence, method, power, N, n, naive)
+    return Estimates(names, theta, covariance, confidence, method, power, N, n, freedom, naive)
+
+
+def degrees_of_freedom(X: Array, groups: Array | None, used: Array) -> int:
+    """The degrees of freedom of the t quantiles. used: the texts whose labels determine the coefficients (N,)."""
+    freedom = int(used.sum()) - X.shape[1]
+    return max(freedom if groups is None else min(freedom, len(np.unique(groups[used])) - 1), 1)
 
 
 def coefficients(
@@ -299,10 +315,10 @@ def coefficients(
     if method == "naive":
         return *regression(X, predicted, logistic, groups=groups), 1.0
     if method == "human":
-        return *regression(X, labels, logistic, ratio, groups), 0.0
+        return *regression(X, labels, logistic, ratio, groups, ratio, 1.0), 0.0
     power = np.ones(len(X)) if method == "dsl" else best_power(X, labels, predicted, ratio, pi, logistic, groups)
     targets = power * predicted + ratio * (labels - power * predicted)
-    return *regression(X, targets, logistic, groups=groups), float(power.mean())
+    return *regression(X, targets, logistic, None, groups, ratio, 0.5), float(power.mean())
 
 
 def design(x: Mapping[str, Iterable[Any]], count: int) -> tuple[list[str], Array]:
@@ -345,19 +361,32 @@ def solve(X: Array, targets: Array, weights: Array, logistic: bool) -> Array:
         theta = theta - step
         if not logistic or np.abs(step).max() < 1e-10:
             return theta
-    raise ValueError("the regression has no solution: a covariate separates the labels, or too few texts are coded")
+    raise ValueError(NO_SOLUTION)
 
 
 def regression(
-    X: Array, targets: Array, logistic: bool, weights: Array | None = None, groups: Array | None = None
-) -> tuple[Array, Array]:
-    """Coefficients and their sandwich covariance."""
+    X: Array, targets: Array, logistic: bool, weights: Array | None = None, groups: Array | None = None,
+    ratio: Array | None = None, exponent: float = 0.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Coefficients and their sandwich covariance.
+
+    ratio: the weights of coded texts, 0 for others, whose scores are divided by (1 - leverage) ** exponent.
+    """
     weights = np.ones(len(X)) if weights is None else weights
     theta = solve(X, targets, weights, logistic)
     mean, slope = expected(X, theta, logistic)
     inverse = np.linalg.inv((X * (weights * slope)[:, None]).T @ X)
     scores = X * (weights * (mean - targets))[:, None]
+    if ratio is not None:
+        scores /= (1 - leverage(X, ratio * slope, groups))[:, None] ** exponent
     return theta, inverse @ summed_squares(scores, groups) @ inverse
+
+
+def leverage(X: Array, weights: Array, groups: Array | None) -> Array:
+    """The leverage of each text (N,) in a weighted regression, or the sum of its cluster."""
+    inverse = np.linalg.pinv((X * weights[:, None]).T @ X)
+    single = weights * ((X @ inverse) * X).sum(axis=1)
+    return np.clip(single if groups is None else np.bincount(groups, single)[groups], 0, MAX_LEVERAGE)
 
 
 def summed_squares(scores: Array, groups: Array | None) -> Array:
@@ -391,7 +420,10 @@ def best_power(
 def prediction_powered(
     X: Array, y: Array, predicted: Array, coded: Array, logistic: bool, tune: bool, groups: Array | None = None
 ) -> tuple[Array, Array, float]:
-    """Coefficients, covariance and λ of PPI (λ = 1) and PPI++, with ppi_py's formulas.
+    """Coefficients, covariance and λ of PPI (λ = 1) and PPI++.
+
+    The coefficients and λ have ppi_py's formulas. The covariance is larger: the remainder of a coded text is divided by
+    1 - its leverage, and has the λ of the other texts, because λ minimizes the variance of the data that determine it.
 
     With clusters, the influence of a text is that of its gradient on the two means, so that coded and other texts of a
     cluster are summed.
@@ -415,27 +447,30 @@ def prediction_powered(
         model = X * (mean - predicted)[:, None]
         return inverse, scores[coded], model[coded], model[~coded]
 
-    power = 1.0
+    power, powers, coded_groups = 1.0, np.ones(n), None if groups is None else groups[coded]
     if tune:
         inverse, scores, model, correction = parts(at(1.0))
         centred, model_centred = scores - scores.mean(axis=0), model - model.mean(axis=0)
-        cross = (centred.T @ model_centred + model_centred.T @ centred) / n
+        products = ((centred @ inverse) * (model_centred @ inverse)).sum(axis=1)
         every = np.concatenate([model, correction])
         every = every - every.mean(axis=0)
-        spread = np.trace(inverse @ (every.T @ every / len(every)) @ inverse)
-        numerator = np.trace(inverse @ cross @ inverse)
-        power = float(np.clip(numerator / (2 * (1 + n / N) * spread), 0, 1)) if spread > 0 else 0.0
+        spread = (1 + n / N) * np.trace(inverse @ (every.T @ every / len(every)) @ inverse)
+        if spread > 0:
+            power = float(np.clip(products.mean() / spread, 0, 1))
+            own = np.arange(n) if coded_groups is None else coded_groups
+            others = products.sum() - np.bincount(own, products)
+            powers = np.clip(others / np.maximum(n - np.bincount(own), 1) / spread, 0, 1)[own]
+        else:
+            power, powers = 0.0, np.zeros(n)
     theta = at(power)
     inverse, scores, model, correction = parts(theta)
-    if groups is not None:
-        influence = np.empty_like(X)
-        influence[~coded] = power * (correction - correction.mean(axis=0)) / N
-        remainder = scores - power * model
-        influence[coded] = (remainder - remainder.mean(axis=0)) / n
-        return theta, inverse @ summed_squares(influence, groups) @ inverse, power
-    ddof = min(X.shape[1] - 1, 1)  # as ppi_py: 0 for a mean, 1 for a regression
-    variance = power**2 * np.cov(correction.T, ddof=ddof) / N + np.cov((scores - power * model).T, ddof=ddof) / n
-    return theta, inverse @ np.atleast_2d(variance) @ inverse, power
+    remainder = scores - powers[:, None] * model
+    _, slope = expected(labelled, theta, logistic)
+    influence = np.empty_like(X)
+    influence[~coded] = power * (correction - correction.mean(axis=0)) / N
+    influence[coded] = (remainder - remainder.mean(axis=0)) / n
+    influence[coded] /= (1 - leverage(labelled, slope, coded_groups))[:, None]
+    return theta, inverse @ summed_squares(influence, groups) @ inverse, power
 
 
 def solve_sums(X: Array, targets: Array, weights: Array) -> Array:
@@ -443,8 +478,11 @@ def solve_sums(X: Array, targets: Array, weights: Array) -> Array:
     theta = np.zeros(X.shape[1])
     for _ in range(ROUNDS):
         mean, slope = expected(X, theta, True)
-        step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * mean - targets))
+        try:
+            step = np.linalg.solve((X * (weights * slope)[:, None]).T @ X, X.T @ (weights * mean - targets))
+        except np.linalg.LinAlgError:
+            break
         theta = theta - step
         if np.abs(step).max() < 1e-10:
             return theta
-    raise ValueError("the regression has no solution: a covariate separates the labels, or too few texts are coded")
+    raise ValueError(NO_SOLUTION)

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from minhub_py.analysis.predictions import Measure
+from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.spelling import setting
@@ -139,7 +140,7 @@ def boundaries_of(model: LanguageModel, tokenizer: Any, method: str) -> Boundari
     """The tokens at which words begin. ValueError: the tokenizer does not mark the beginning of words."""
     end = [id for id in end_tokens(model) if id < model.config.vocab_size]
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    special |= {*end, getattr(model.config, "bos_token_id", None), model.decoder_start}
+    special |= {*end, bos_token_id(tokenizer, model.config), model.decoder_start}
     vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if id < model.config.vocab_size}
     plain = {token: id for token, id in vocabulary.items() if id not in special}
     by_mark = {mark: {id for token, id in plain.items() if token.startswith(mark)} for mark in MARKS}

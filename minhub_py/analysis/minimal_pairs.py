@@ -33,7 +33,8 @@ from minhub_py.analysis.formulas import parse
 from minhub_py.analysis.predictions import Progress, Span
 from minhub_py.analysis.scores import Array, Scores
 from minhub_py.analysis.segments import Segments, encode_parts
-from minhub_py.analysis.surprisal import bos_token_id, refuse_encoder_decoder
+from minhub_py.analysis.surprisal import refuse_encoder_decoder, required_bos
+from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import decoder_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.system.tables import Columns, Result
@@ -200,8 +201,8 @@ def part_surprisals(
 
     The first token of a text without BOS is not scored. Empty parts have no tokens.
     """
-    use_bos = getattr(model.config, "bos_token_id", None) is not None if bos is None else bos
-    bos_id = bos_token_id(model) if use_bos else None
+    use_bos = bos_token_id(tokenizer, model.config) is not None if bos is None else bos
+    bos_id = required_bos(model, tokenizer) if use_bos else None
     segments = [Segments([part for part in parts if part], []) for parts in texts]
     spans, owners = [], []
     for _, ids, owner, _ in encode_parts(model, tokenizer, segments, " ", add_special_tokens=use_bos):

@@ -30,6 +30,7 @@ from minhub_py.analysis.predictions import Progress, Span, log_normalizers, pred
 from minhub_py.analysis.scores import Scores
 from minhub_py.analysis.segments import Segments, as_texts, describe_shared, encode_parts, owners_of, texts_of_words
 from minhub_py.analysis.tokens import encode_prompts, encodings, token_strings
+from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.inference.arguments import check_integer, check_list, decoder_of, is_text
 from minhub_py.inference.generate import check_prompts
 from minhub_py.models.base import LanguageModel
@@ -72,8 +73,8 @@ def word_logprobs(
         sep: Separator between words; "" for languages without spaces.
         ignore_regex: Tokens that match contribute nothing to a word: r"^[^\w\s]$" ignores punctuation marks that are
             separate tokens.
-        bos: Whether the model's beginning-of-sequence token is put before each text, so that first words have a
-            context. By default, the tokenizer decides.
+        bos: Whether the beginning-of-text token is put before each text, so that first words have a context: the
+            tokenizer's, or else config.json's bos_token_id. By default, the tokenizer decides.
         correct: Correction at word boundaries, for tokenizers that mark the beginning of a word (GPT-2, Llama):
             "pimentel" or "oh". The probabilities of all words after a context then sum to 1. analysis/measures.py
             states the formula and the treatment of first and last words.
@@ -227,7 +228,7 @@ def segment_logprobs(
 ) -> Columns:
     """The columns of `word_logprobs` for the parts of texts. words: of each row.    ignored: IDs that add nothing."""
     count = len(words)
-    bos_id = bos_token_id(model) if bos else None
+    bos_id = required_bos(model, tokenizer) if bos else None
     boundaries = None if measures.correct is None else boundaries_of(model, tokenizer, measures.correct)
     spans = []
     token_rows: list[list[int]] = []  # for each token of each text, the row that it adds to; `count` for none
@@ -379,9 +380,9 @@ def refuse_encoder_decoder(model: LanguageModel) -> None:
         )
 
 
-def bos_token_id(model: LanguageModel) -> int:
-    """The ID of the beginning-of-sequence token. ValueError: the model has none."""
-    id = getattr(model.config, "bos_token_id", None)
+def required_bos(model: LanguageModel, tokenizer: Any) -> int:
+    """The ID of the beginning-of-text token. ValueError: neither the tokenizer nor the model has one."""
+    id = bos_token_id(tokenizer, model.config)
     if id is None:
         raise ValueError(f"{setting('bos', True)} needs a bos_token_id, but this model has none: leave bos unset")
     return int(id)

@@ -1,11 +1,6 @@
 """Chat templates: render messages as the prompt of a chat model.
 
-Sources of a template, in order of precedence:
-
-    chat_template.jinja                       the repository's template
-    additional_chat_templates/NAME.jinja      further templates; "tool_use" applies to requests with tools
-    tokenizer_config.json, "chat_template"    a template, or several with names
-    tokenizer.chat_template                   metadata of a GGUF file
+checkpoints/chat_templates.py lists the sources of a template.
 
 Without a template, DialoGPT models (config.json has task_specific_params.conversational) separate turns by the
 end-of-text token. All other models continue a plain dialogue, `User: …` and `Assistant: …`.
@@ -26,6 +21,7 @@ from minhub_py.chat.markers import MarkerAlphabet
 from minhub_py.chat.sandbox import SANDBOX
 from minhub_py.chat.tool_format import Markup, detect, generic_format
 from minhub_py.chat.tools import prepare, uses_tools
+from minhub_py.checkpoints.chat_templates import folder_templates, gguf_templates
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
@@ -313,9 +309,7 @@ def chat_template_of(source: Checkpoint | Path | None, tokenizer: Any) -> ChatTe
 def gguf_template(path: Path, tokenizer: Any) -> ChatTemplate:
     """The chat template in a GGUF file's metadata."""
     metadata = read_header(path).metadata
-    prefix = "tokenizer.chat_template"
-    templates = {key.removeprefix(prefix).lstrip(".") or "default": value for key, value in metadata.items()
-                 if (key == prefix or key.startswith(f"{prefix}.")) and isinstance(value, str)}  # fmt: skip
+    templates = gguf_templates(metadata)
     kind: Literal["template", "plain"] = "template" if "default" in templates else "plain"
     tokens = special_tokens(tokenizer_settings(metadata))
     return ChatTemplate(kind, tokenizer, tokens, templates, f"the chat template in {path}")
@@ -329,40 +323,11 @@ def folder_template(folder: Path, tokenizer: Any) -> ChatTemplate:
     for name in ("bos", "eos"):
         if f"{name}_token" not in tokens and type(id := config.get(f"{name}_token_id")) is int and id >= 0:
             tokens |= {f"{name}_token": token} if (token := tokenizer.id_to_token(id)) else {}
-    file = folder / "chat_template.jinja"
-    origin = str(file)
-    if file.is_file():
-        templates = {"default": read_text(file)}
-    else:
-        origin = f"the chat template in {folder / 'tokenizer_config.json'}"
-        templates = named_templates(settings.get("chat_template"), folder)
-    additional = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    templates |= {path.stem: read_text(path) for path in additional if path.is_file()}
+    templates, origin = folder_templates(folder, settings)
     if "default" in templates:
         return ChatTemplate("template", tokenizer, tokens, templates, origin)
     conversational = isinstance(tasks := config.get("task_specific_params"), dict) and "conversational" in tasks
     return ChatTemplate("dialogue" if conversational else "plain", tokenizer, tokens)
-
-
-def named_templates(value: Any, folder: Path) -> dict[str, str]:
-    """The templates in tokenizer_config.json's "chat_template" by name. ValueError: it has an unknown type."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
-        value = {entry.get("name"): entry.get("template") for entry in value}
-    if isinstance(value, dict) and all(isinstance(text, str) for item in value.items() for text in item):
-        return dict(value)
-    raise ValueError(f"{folder / 'tokenizer_config.json'}: chat_template cannot be {brief(value)}")
-
-
-def read_text(path: Path) -> str:
-    """A template file. ValueError: it is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: it is corrupt, download it again") from error
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

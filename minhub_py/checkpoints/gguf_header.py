@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from minhub_py.system.extras import require
+from minhub_py.system.files import open_regular
 from minhub_py.system.printable import gist
 from weights_map.blocks import TYPES
 
@@ -157,7 +158,7 @@ def read_header(path: Path) -> Header:
     key = (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
     header = _headers.get(key)
     if header is None:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4) != MAGIC:
                 raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
         try:

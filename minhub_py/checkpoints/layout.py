@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from reprlib import repr as brief
 
+from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import printable
 
 # Formats of weights in order of preference; only the first is used. An index lists its shards.
@@ -25,6 +26,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",  # of those, only this one is used
     "vocab.json",
     "merges.txt",
     *OLDER_TOKENIZERS,
@@ -57,8 +59,9 @@ GGUF = re.compile(r"\w[\w.-]{0,240}(/\w[\w.-]{0,240}){0,4}(?<=\.gguf)", re.ASCII
 
 def shard_names(index: Path, title: str) -> list[str]:
     """The weight files that an index lists. ValueError: it is corrupt, or lists another kind of file."""
+    content = read_bytes(index)
     try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        names = set(json.loads(content)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{title} is not an index of shards ({type(error).__name__}): download it again.") from error
     if len(names) > MAX_SHARDS:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
+from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
@@ -37,9 +38,10 @@ MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. ValueError: it is corrupt."""
+    """Read a JSON file. ValueError: it is corrupt, or not a regular file."""
+    content = read_bytes(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
 

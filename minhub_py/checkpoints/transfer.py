@@ -27,7 +27,9 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
+from urllib.parse import urlsplit
 
 # SHA-256 for LFS files, git's SHA-1 for other files.
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -48,7 +50,11 @@ def client() -> Any:
 
     The type is Any, because the package exports its names lazily.
     """
-    importlib.import_module("huggingface_hub.file_download")  # also imports constants, errors and utils
+    try:
+        importlib.import_module("huggingface_hub.file_download")  # also imports constants, errors and utils
+    except ValueError:
+        check_endpoint(os.environ.get("HF_ENDPOINT", ""))
+        raise
     return importlib.import_module("huggingface_hub")
 
 
@@ -318,6 +324,7 @@ def translate_errors(
 
     if offline():
         raise ConnectionError("HF_HUB_OFFLINE is set: unset it to reach the Hub.")
+    check_endpoint(client().constants.ENDPOINT)
     try:
         yield
     except RefusedError as refusal:
@@ -326,6 +333,20 @@ def translate_errors(
         raise ConnectionError(
             f"The Hub cannot be reached ({type(error).__name__}): check the network, then run again.{hint()}"
         ) from error
+
+
+def check_endpoint(endpoint: str) -> None:
+    """ConnectionError: HF_ENDPOINT is not an address."""
+    try:
+        parts = urlsplit(endpoint)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # such as half of an IPv6 address
+        valid = False
+    if not valid:
+        raise ConnectionError(
+            f"HF_ENDPOINT is {brief(endpoint)}, which is not an address such as https://huggingface.co: correct it, or "
+            "unset it."
+        )
 
 
 def _translated(refusal: RefusedError, repository: str, revision: str, name: str, hint: Callable[[], str]) -> OSError:

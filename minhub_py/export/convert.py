@@ -14,14 +14,17 @@ from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
 from minhub_py.adapters.loading import with_adapter
 from minhub_py.adapters.merge import MergedTensors, merge
+from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.layout import COMPANIONS, TOKENIZER_FILES
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
+from minhub_py.config import with_older_rope
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.fitting import fit, with_values
 from minhub_py.pretrained import load
+from minhub_py.system.files import read_bytes
 
 
 def convert(
@@ -66,7 +69,7 @@ def convert(
     if to == "hub":
         meta = weights_map.to_hub(architecture.model_type, meta, config)
         tensors = meta.over(tensors)
-    settings = {**config.to_hub(), **(checkpoint.config or {})}
+    settings = with_older_rope(config, {**config.to_hub(), **(checkpoint.config or {})})
     if adapter is not None and labels_of(model) is not None:  # the head of the adapter
         settings |= {name: value for name, value in config.to_hub().items() if name in HEAD_NAMES}
     different: dict[str, object] = {}
@@ -76,7 +79,8 @@ def convert(
         different["vocab_size"] = config.vocab_size
     settings |= different
     if isinstance(text := settings.get("text_config"), dict):
-        settings["text_config"] = text | {name: value for name, value in different.items() if name in text}
+        text = text | {name: value for name, value in different.items() if name in text}
+        settings["text_config"] = with_older_rope(config, text)
     settings.pop("torch_dtype", None)  # the former name of dtype
     stored = next(tensor.dtype for tensor in meta.values() if tensor.is_floating_point())
     settings["dtype"] = str(dtype or stored).removeprefix("torch.")
@@ -98,7 +102,8 @@ def companions_of(folder: Path, adapter: Path | None = None) -> dict[str, bytes]
     if folder.is_file():
         return tokenizer_files(read_tokenizer(folder))
     names = [name for name in COMPANIONS if (folder / name).exists()]
-    files = {name: (folder / name).read_bytes() for name in names}
+    files = {name: read_bytes(folder / name) for name in names}
+    files |= {f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(folder)}
     if "vocab.json" in files and "merges.txt" not in files and "tokenizer.json" not in files:
         files["tokenizer.json"] = read_tokenizer(folder).to_str(pretty=True).encode()
         del files["vocab.json"]

@@ -29,7 +29,7 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import unwritable
 from minhub_py.config import read
 from minhub_py.export import k_quants
-from minhub_py.export.gguf_tokenizer import tokenizer_pairs
+from minhub_py.export.gguf_tokenizer import check_tokenizer, tokenizer_of, tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.fitting import fit, with_values
@@ -93,7 +93,9 @@ def write_gguf(
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
-    pairs |= pooling_of(checkpoint, architecture) | tokenizer_pairs(checkpoint, config)
+    with advice():
+        tokenizer = tokenizer_of(checkpoint)
+        pairs |= pooling_of(checkpoint, architecture) | tokenizer_pairs(checkpoint, config, tokenizer)
     extra = frequency_factors(model.config)
     writer = gguf.GGUFWriter(None, architecture.name)
     writer.kv_data[0].clear()
@@ -120,6 +122,8 @@ def write_gguf(
         writer.close()
         with advice():
             check_settings(partial, model.config)
+            if tokenizer is not None:
+                check_tokenizer(partial, tokenizer, checkpoint.path)
 
 
 @contextmanager

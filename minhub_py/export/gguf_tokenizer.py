@@ -7,15 +7,19 @@ written without a vocabulary.
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from minhub_py.checkpoints.chat_templates import folder_templates, gguf_pairs, gguf_templates
 from minhub_py.checkpoints.gguf import GGUFCheckpoint
-from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.checkpoints.gguf_header import Skipped, read_header
+from minhub_py.checkpoints.storage import Checkpoint, read_settings
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import FAMILIES
 from minhub_py.checkpoints.tokenizers.gguf_tokenizer import PRE, byte_bpe, set_words
 from minhub_py.checkpoints.tokenizers.sentencepiece import (
@@ -27,10 +31,13 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     USER_DEFINED,
     read_sentencepiece,
 )
-from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
+from minhub_py.checkpoints.tokenizers.surroundings import named_bos
+from minhub_py.checkpoints.tokenizers.tokenizer import encode, read_gguf, read_tokenizer, surrounding_ids
 
 # Special tokens of Gemma 4 that llama.cpp writes in its output, for parsers of tool calls and reasoning.
 VISIBLE = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
+END_KEYS = ("eos", "eot", "eom")
+MAX_SPECIAL = 200  # special tokens that are compared
 # Text that the word patterns split differently.
 PROBE = (
     "I'll We'LL don't 12345 a1b2 x==y!!\n\n  two  spaces\t\ttab \u00e9e\u0301 HelloWorld 3.14 (ok)/end"
@@ -38,22 +45,62 @@ PROBE = (
 )
 
 
-def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer to write; None without a tokenizer, and for the copied keys of a GGUF file."""
+    folder = checkpoint.path
+    names = ("tokenizer.model", "spiece.model", "tokenizer.json", "vocab.json", "tekken.json", "merges.txt")
+    return read_tokenizer(folder) if folder.is_dir() and any((folder / name).exists() for name in names) else None
+
+
+def tokenizer_pairs(checkpoint: Checkpoint, config: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The keys of the tokenizer and their values. ValueError: llama.cpp has no tokenizer of this kind."""
     if isinstance(checkpoint, GGUFCheckpoint):
-        return {key: value for key, value in checkpoint.header.metadata.items() if key.startswith("tokenizer.")}
+        metadata = checkpoint.header.metadata
+        copied = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+        return {key: value for key, value in copied.items() if not isinstance(value, Skipped)} | gguf_pairs(
+            gguf_templates(metadata)
+        )
+    if tokenizer is None:
+        return {"tokenizer.ggml.model": "no_vocab"}
     folder, is_gemma4 = checkpoint.path, config["model_type"] == "gemma4_text"
     models = [folder / name for name in ("tokenizer.model", "spiece.model") if (folder / name).exists()]
     if is_gemma4 and (folder / "tokenizer.json").exists():
-        pairs = character_bpe_pairs(read_tokenizer(folder), config["vocab_size"])
+        pairs = character_bpe_pairs(tokenizer, config["vocab_size"])
     elif models:
-        pairs = sentencepiece_pairs(models[0], config)
-    elif any((folder / name).exists() for name in ("tokenizer.json", "vocab.json", "tekken.json", "merges.txt")):
-        pairs = bpe_pairs(read_tokenizer(folder), config["vocab_size"])
+        pairs = sentencepiece_pairs(models[0], config, tokenizer)
     else:
-        return {"tokenizer.ggml.model": "no_vocab"}
-    pairs |= special_ids(config) | settings_of(folder)
+        pairs = bpe_pairs(tokenizer, config["vocab_size"])
+    pairs |= special_pairs(tokenizer, config) | gguf_pairs(templates_of(folder))
     return pairs | (encoder_pairs(folder, pairs) if config["model_type"] == "modernbert" else {})
+
+
+def check_tokenizer(path: Path, tokenizer: Tokenizer, folder: Path) -> None:
+    """ValueError: the tokenizer of a written file, or its chat templates, differ from the folder's."""
+    written, metadata = read_gguf(path), read_header(path).metadata
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    # A SentencePiece model treats the space before a word differently after a special token.
+    marked = "" if "tokenizer.ggml.scores" in metadata else "a".join(special[:MAX_SPECIAL])
+    forced = metadata["tokenizer.ggml.model"] == "gemma4" and not surrounding_ids(tokenizer)[0]
+    if forced:
+        warnings.warn(
+            "programs add <bos> to each text of a Gemma 4 file, but the folder's tokenizer does not: encode without "
+            "special tokens for the same token IDs",
+            stacklevel=3,
+        )
+    for text in ("", PROBE, marked):
+        actual, expected = (encode(source, text, add_special_tokens=not forced) for source in (written, tokenizer))
+        if actual != expected:
+            raise ValueError(
+                f"a GGUF file cannot express this tokenizer: {brief(text)} has the tokens {brief(actual)} instead of "
+                f"{brief(expected)}"
+            )
+    if gguf_pairs(gguf_templates(metadata)) != gguf_pairs(templates_of(folder)):
+        raise ValueError("the chat templates of the GGUF file differ from the folder's")
+
+
+def templates_of(folder: Path) -> dict[str, str]:
+    """The chat templates of a folder by name."""
+    return folder_templates(folder, read_settings(folder, "special_tokens_map.json", "tokenizer_config.json"))[0]
 
 
 def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,26 +115,33 @@ def encoder_pairs(folder: Path, pairs: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokenizer.ggml.pre": "modern-bert", **ids, **added}
 
 
-def special_ids(config: Mapping[str, Any]) -> dict[str, int]:
-    """The token IDs of begin, end, end of a turn, and padding."""
+def special_pairs(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The token IDs of begin, ends and padding, and whether begin and end are added to each text.
+
+    The tokenizer decides, because tokenizer_config.json may lack or contradict its settings. ValueError: the tokenizer
+    adds several tokens before or after a text.
+    """
+    before, after = surrounding_ids(tokenizer)
+    if len(before) > 1 or len(after) > 1:
+        raise ValueError(
+            f"a GGUF file cannot express this tokenizer: it adds {len(before)} tokens before and {len(after)} after "
+            "each text, but at most one is possible"
+        )
     ends = config.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
-    ids = {"bos": config.get("bos_token_id"), "eos": ends[0], "eot": ends[1] if len(ends) > 1 else None,
-           "padding": config.get("pad_token_id")}  # fmt: skip
-    return {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items() if id is not None and id >= 0}
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """Whether begin and end are added, and the chat template."""
-    pairs: dict[str, Any] = {}
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name in ("add_bos_token", "add_eos_token"):
-        if isinstance(settings.get(name), bool):
-            pairs[f"tokenizer.ggml.{name}"] = settings[name]
-    template = folder / "chat_template.jinja"
-    text = template.read_text(encoding="utf-8") if template.exists() else settings.get("chat_template")
-    return pairs | ({"tokenizer.chat_template": text} if isinstance(text, str) else {})
+    ends = list(dict.fromkeys([*after, *(ends if isinstance(ends, list) else [ends])]))
+    named = named_bos(tokenizer)
+    ids = {"bos": before[0] if before else config.get("bos_token_id") if named is None else named,
+           "padding": config.get("pad_token_id"), **dict(zip(END_KEYS, ends, strict=False))}  # fmt: skip
+    if len(ends) > len(END_KEYS):
+        warnings.warn(
+            f"the GGUF file lacks {len(ends) - len(END_KEYS)} of the {len(ends)} tokens that end a text: stop at "
+            f"{', '.join(brief(tokenizer.id_to_token(id)) for id in ends[len(END_KEYS) :])} in the client",
+            stacklevel=3,
+        )
+    pairs: dict[str, Any] = {
+        f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items() if id is not None and id >= 0
+    }
+    return pairs | {"tokenizer.ggml.add_bos_token": bool(before), "tokenizer.ggml.add_eos_token": bool(after)}
 
 
 def bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -132,7 +186,7 @@ def character_bpe_pairs(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]
             kinds[id] = USER_DEFINED
     unknown = tokenizer.token_to_id(model["unk_token"] or "")
     pairs |= {} if unknown is None else {"tokenizer.ggml.unknown_token_id": unknown}
-    return pairs | {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True}
+    return pairs | {"tokenizer.ggml.add_space_prefix": False}
 
 
 def pre_of(tokenizer: Tokenizer, pairs: Mapping[str, Any]) -> str:
@@ -161,14 +215,14 @@ def splits(tokenizer: Tokenizer) -> list[str]:
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] if tokenizer.pre_tokenizer else [text]
 
 
-def sentencepiece_pairs(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def sentencepiece_pairs(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """The pieces of a SentencePiece BPE, or of T5's unigram model. ValueError: it is another unigram model."""
     model, vocab_size = read_sentencepiece(path), config["vocab_size"]
     if model.model_type != BPE and config["model_type"] != "t5":
         raise ValueError(f"the {path.name} is a unigram model, which llama.cpp has for encoders and T5 only")
     tokens = [piece.text for piece in model.pieces]
     scores, kinds = [piece.score for piece in model.pieces], [piece.kind for piece in model.pieces]
-    added = {id: token for token, id in read_tokenizer(path.parent).get_vocab().items() if id >= len(tokens)}
+    added = {id: token for token, id in tokenizer.get_vocab().items() if id >= len(tokens)}
     for id in range(len(tokens), max(vocab_size, *(id + 1 for id in added), 0)):
         tokens.append(added.get(id, f"[PAD{id}]"))
         scores.append(-1000.0)

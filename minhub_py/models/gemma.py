@@ -189,6 +189,7 @@ class GemmaConfig(HeadSettings, Positions):
 
     TITLE: ClassVar = "Gemma"
     NO_EFFECT: ClassVar = frozenset({"cache_implementation", "sliding_window_size"})
+    LOCAL_THETA: ClassVar = "rope_local_base_freq"
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gemma": {},
         "gemma2": {**GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

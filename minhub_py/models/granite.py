@@ -99,5 +99,6 @@ class GraniteHybridConfig(GraniteConfig):
         del settings["mlp_bias"]
         return {
             **settings, "shared_intermediate_size": self.intermediate_size, "num_local_experts": 0,
-            "layer_types": ["full_attention"] * self.num_hidden_layers, "mamba_n_heads": 1,  # a divisor of all widths
+            "layer_types": ["attention"] * self.num_hidden_layers,  # transformers 4 accepts this name only
+            "mamba_n_heads": 1,  # a divisor of all widths
         }  # fmt: skip

@@ -231,6 +231,7 @@ class ModernBertConfig(HeadSettings, Positions):
     def to_hub(self) -> dict[str, Any]:
         """The config.json of this model for transformers."""
         settings = {"model_type": "modernbert", **self.hub_settings("ModernBert")}
-        for name in ("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"):
-            del settings[name]
-        return {**settings, "layer_types": self.kinds, "rope_parameters": self.ropes}
+        del settings["global_attn_every_n_layers"]
+        ropes = self.ropes
+        thetas = {"global_rope_theta": ropes[FULL]["rope_theta"], "local_rope_theta": ropes[SLIDING]["rope_theta"]}
+        return {**settings, **thetas, "layer_types": self.kinds, "rope_parameters": ropes}

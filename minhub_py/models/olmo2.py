@@ -62,6 +62,7 @@ class Olmo3Config(Olmo2Config):
     MODEL_TYPE: ClassVar = "olmo3"
     ARCHITECTURE: ClassVar = "Olmo3ForCausalLM"
     THETA: ClassVar = 5e5
+    LOCAL_THETA: ClassVar = "rope_theta"  # the same value in all layers
 
     sliding_window: int | None = field(default=4096, metadata={"range": (1, 2**31)})
     layer_types: list[str] | None = None  # "full_attention" or "sliding_attention"

@@ -14,6 +14,7 @@ from minhub_py.chat.defaults import default_sampling
 from minhub_py.chat.reply_form import ReplyForm
 from minhub_py.chat.templates import ChatTemplate
 from minhub_py.chat.tool_grammar import LazyGrammar, ToolError
+from minhub_py.checkpoints.tokenizers.surroundings import bos_token_id
 from minhub_py.checkpoints.tokenizers.tokenizer import encode, without_end
 from minhub_py.inference.grammar import Grammar, Pattern, Vocabulary
 from minhub_py.inference.quantize import count
@@ -190,7 +191,7 @@ class ServedModel:
             ids = without_end(self.tokenizer, ids)
         ids = self.truncated(ids, truncation, reply)
         if not ids:
-            candidates = [getattr(self.model.config, "bos_token_id", None), *sorted(self.end_ids)]
+            candidates = [bos_token_id(self.tokenizer, self.model.config), *sorted(self.end_ids)]
             ids = [id for id in candidates if id is not None and 0 <= id < self.model.config.vocab_size][:1]
         if not ids:
             raise invalid("prompt must not be empty: this model has no BOS token", "prompt")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from minhub_py.system.csv_values import NA, mark_quoted, read_value
@@ -73,6 +74,14 @@ class Batch:
             as_string = pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type)
             columns.append((column.cast(pa.string()) if as_string else column).to_pylist())
         return [dict(zip(self.table.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+# Reading
+
+LONE_RETURN = (
+    "a carriage return without a line feed, the line end of old Macs: save the file with line feeds, or put double "
+    "quotes around values that contain it"
+)
 
 
 def read_batches(path: Path, columns: Sequence[str] | None = None, na: Sequence[str] = NA) -> Iterator[Batch]:
@@ -159,11 +168,16 @@ def read_csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         header = [read_value(name, ()) for name in next(filter(None, reader), [])]
         check_names(path, header)
+        if len(header) == 1:
+            check_separator(path, header[0], separator)
         yield reader.line_num, header
         for values in filter(None, reader):
             yield reader.line_num, values
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}: check the double quotes") from error
+        if reader.line_num == 1:  # quoted names with another separator
+            check_separator(path, next(read_lines(path))[1], separator, '"')
+        problem = LONE_RETURN if "new-line character" in str(error) else f"{error}: check the double quotes"
+        raise ValueError(f"{path}, line {reader.line_num}: {problem}") from error
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
@@ -176,9 +190,9 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{type(row).__name__} instead of an object")
         except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path}, line {number}: invalid JSON object ({error}): each line must contain one object"
-            ) from error
+            problem = f"invalid JSON object ({error}): each line must contain one object"
+            problem = LONE_RETURN if "\r" in line.strip() else problem
+            raise ValueError(f"{path}, line {number}: {problem}") from error
         if "\\ud" in line.lower():
             check_unicode(row, f"{path}, line {number}")
         yield number, row
@@ -257,6 +271,22 @@ def check_names(path: Path, names: Sequence[str]) -> None:
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise ValueError(f"{path} has {count} columns named {name!r}: rename them")
+
+
+def check_separator(path: Path, header: str, separator: str, quote: str = "") -> None:
+    """ValueError: the header has another separator, as in files of R's write.csv2() and of Excel.
+
+    header: the name of the only column, or the first line.    quote: a character before the separator.
+    """
+    other = next((mark for mark in ";\t|," if mark != separator and quote + mark in header), None)
+    if other is not None:
+        names = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
+        ending = {"\t": ".tsv", ",": ".csv"}.get(other)
+        rename = f"rename it to {ending}" if ending else f"write it with {names[separator]}"
+        raise ValueError(
+            f"{path}: {names[other]} instead of {names[separator]} separate its columns ({brief(header.strip())}): "
+            f"{rename}, or rename the column if this is its name"
+        )
 
 
 def json_type(value: object) -> str:

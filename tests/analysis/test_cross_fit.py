@@ -15,7 +15,7 @@ TOLERANCE = 3 * np.sqrt(0.95 * 0.05 / RUNS)  # three standard errors, because te
 
 
 def test_a_cluster_of_each_text_gives_the_usual_standard_errors() -> None:
-    """Up to the factor G/(G - 1), and for PPI up to ppi_py's ddof."""
+    """Up to the factor G/(G - 1)."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=300), random.normal(size=300)
     predicted = y + random.normal(size=300)

@@ -1,5 +1,6 @@
 """Offline, no connection is opened."""
 
+import os
 import subprocess
 import sys
 
@@ -55,6 +56,16 @@ def test_offline_opens_no_socket(hub: HubServer) -> None:
     assert "`minhub download owner/none`" in none
     assert models == "2 []"
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("address", ["notaurl", "http://[::1", "htp://x", "https:///x"])
+def test_an_invalid_address_of_the_hub_is_named(address: str) -> None:
+    code = f"from minhub_py.checkpoints import hub; hub.fetch({REPO!r})"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "HF_ENDPOINT": address}, cwd=ROOT, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert f"ConnectionError: HF_ENDPOINT is {address!r}, which is not an address such as" in result.stderr
 
 
 @pytest.mark.parametrize("how", ["argument", "environment", "import"])

@@ -118,6 +118,7 @@ def test_special_tokens_follow_the_settings_files(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(
         json.dumps({"eos_token": {"content": "<end>"}, "pad_token": "<no>"})
     )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 3}))
     tokenizer = tokenizer_from_pretrained(str(tmp_path))
     assert tokenizer.encode("ab<end>a").ids == [0, 1, 2, 0]
     assert tokenizer.decode([0, 2, 1]) == "ab"

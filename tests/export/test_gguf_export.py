@@ -11,7 +11,7 @@ from commands import done, failed
 from gguf_cases import WORDS, character_bpe, trained
 from random_weights import draw
 from references import ids_of, random_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from minhub_py import from_pretrained, gemma3, gemma4, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
@@ -152,6 +152,8 @@ def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) ->
 def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
     """With the types of llama.cpp: bytes, and tokens of tool calls that it shows."""
     tokenizer = character_bpe()
+    begin = [("<bos>", tokenizer.token_to_id("<bos>"))]
+    tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=begin)
     count = tokenizer.get_vocab_size()
     model = gemma4(**{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
     save_pretrained(model, tmp_path / "hub", tokenizer)
@@ -161,9 +163,12 @@ def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
     assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [3, 6, 4, 1]
     again = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in ("It's  1234 roses!\n\n\n<|tool_call>\t", "\u6f22 \U0001f999"):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        assert again.encode(text, add_special_tokens=False).ids == ids
+        ids = tokenizer.encode(text).ids
+        assert again.encode(text).ids == ids
         assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
+    save_pretrained(model, tmp_path / "plain", character_bpe())
+    with pytest.warns(UserWarning, match="programs add <bos> to each text of a Gemma 4 file"):
+        write_gguf(Checkpoint(tmp_path / "plain"), tmp_path / "plain.gguf")
 
 
 def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:

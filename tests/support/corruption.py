@@ -17,6 +17,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import minhub_py
+from minhub_py.config import one_rope
 from minhub_py.inspection import verify
 from minhub_py.models.heads import HeadSettings
 from minhub_py.registry import ARCHITECTURES
@@ -121,8 +122,8 @@ def load_rightly(folder: Path) -> None:
     stored = {our_name(name): tensor for file in files for name, tensor in read_safetensors(file.read_bytes()).items()}
 
     if (folder / "config.json").exists():
-        settings = json.loads((folder / "config.json").read_bytes())
         default = family.Config()
+        settings = one_rope(family.Config, json.loads((folder / "config.json").read_bytes()))
         for field in fields(default):
             if field.name in HeadSettings.__dataclass_fields__ and model.config.head is None:
                 continue  # they have no effect without a classification head

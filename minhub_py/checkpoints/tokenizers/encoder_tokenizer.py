@@ -25,6 +25,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from minhub_py.checkpoints.tokenizers.sentencepiece import NORMAL, SPACE, UNIGRAM, SentencePiece
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths
+from minhub_py.system.files import read_text
 
 BERT: Mapping[str, Any] = MappingProxyType(
     {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
@@ -84,7 +85,7 @@ def family_of(path: Path, tokenizer_class: Any, model_type: Any) -> str | None:
 def read_wordpiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """Load a vocab.txt: one token per line, whose number is its ID. ValueError: it is corrupt."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_text(path).removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
     tokenizer = wordpiece_tokenizer({token: id for id, token in enumerate(lines)}, str(settings["unk_token"]))

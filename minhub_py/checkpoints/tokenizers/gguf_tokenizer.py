@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from minhub_py.checkpoints.chat_templates import gguf_templates, template_files
 from minhub_py.checkpoints.tokenizers.encoder_tokenizer import (
     FAMILIES,
     set_wordpiece_normalizer,
@@ -310,12 +311,10 @@ def numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
 
 
 def hub_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """The companions of a tokenizer.json: tokenizer_config.json, and the chat template if the file has one."""
+    """The companions of a tokenizer.json: tokenizer_config.json, and the file's chat templates."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer_settings(metadata)}
     files = {"tokenizer_config.json": (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
-    if isinstance(template := metadata.get("tokenizer.chat_template"), str):
-        files["chat_template.jinja"] = template.encode()
-    return files
+    return files | template_files(gguf_templates(metadata))
 
 
 # tokenizer.ggml.model -> the tokenizer of a decoder, and the IDs of special tokens that llama.cpp assumes.

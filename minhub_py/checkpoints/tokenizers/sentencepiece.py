@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_charsmap
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
+from minhub_py.system.files import read_bytes
 
 SPACE = "\u2581"
 # Types of pieces and of models.
@@ -66,7 +67,7 @@ class SentencePiece:
 def read_sentencepiece(path: Path) -> SentencePiece:
     """Read a model file. ValueError: it is corrupt, or uses an unsupported setting."""
     try:
-        model = parse_message(path.read_bytes())
+        model = parse_message(read_bytes(path))
         trainer, normalizer = parse_message(last(model, 2, b"")), parse_message(last(model, 3, b""))
         result = SentencePiece(
             pieces=[parse_piece(piece) for piece in model.get(1, [])],

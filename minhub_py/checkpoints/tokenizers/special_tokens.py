@@ -1,6 +1,7 @@
 """Added and special tokens of tokenizer settings, and the tokens around a text."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,75 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
             raise ValueError(
                 f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the next ID"
             )
+
+
+def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Add the special and added tokens that only tokenizer_config.json names, as transformers does.
+
+    A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has embeddings for them. The
+    properties in added_tokens_decoder, such as lstrip, take precedence over those in tokenizer.json.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    present = {token.content: token for token in added.values()}
+    declared, ids = declared_tokens(folder, settings)
+    size = model_vocabulary(folder)
+    next_id = max([tokenizer.get_vocab_size(with_added_tokens=False), *(id + 1 for id in added)])
+    tokens = []
+    for name, token in declared.items():
+        if name in present and (name not in ids or repr(token) == repr(present[name])):
+            continue
+        if tokenizer.token_to_id(name) is None:
+            if size is not None and next_id >= size:
+                continue
+            if ids.get(name, next_id) != next_id:
+                warnings.warn(
+                    f"{folder}: the token {brief(name)} is not added, because tokenizer_config.json gives it the ID "
+                    f"{ids[name]}, which is not the next ID of the tokenizer, {next_id}: correct the file",
+                    stacklevel=2,
+                )
+                continue
+            next_id += 1
+        tokens.append(token)
+    tokenizer.add_tokens(tokens)  # in one call: each call rebuilds the library's search structure
+
+
+def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, AddedToken], dict[str, int]]:
+    """The added tokens of tokenizer_config.json by their text, and the IDs that it gives them."""
+    tokens, ids = {}, {}
+    decoder = settings.get("added_tokens_decoder")
+    entries = [
+        (int(id), entry) for id, entry in (decoder if isinstance(decoder, dict) else {}).items() if id.isdecimal()
+    ]
+    if decoder is None:
+        added = read_settings(folder, "added_tokens.json")
+        entries = [(id, {"content": name}) for name, id in added.items() if type(id) is int]
+    for id, entry in sorted(entries, key=lambda item: item[0]):
+        if isinstance(entry, dict) and (name := content(entry)):
+            tokens[name], ids[name] = added_token(entry), id
+    values = [value for key, value in settings.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = settings.get(key)
+        values += extra if isinstance(extra, list) else [*extra.values()] if isinstance(extra, dict) else []
+    for value in values:
+        if name := content(value):
+            tokens.setdefault(name, added_token({**(value if isinstance(value, dict) else {}), "content": name,
+                                                 "special": True}))  # fmt: skip
+    return tokens, ids
+
+
+def added_token(entry: Mapping[str, Any]) -> AddedToken:
+    """A token with the properties of its entry in the Hub's JSON."""
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    properties = {name: entry[name] for name in names if isinstance(entry.get(name), bool)}
+    return AddedToken(entry["content"], **{"normalized": not properties.get("special", False), **properties})
+
+
+def model_vocabulary(folder: Path) -> int | None:
+    """vocab_size of the folder's config.json; None if it has none."""
+    config = read_settings(folder, "config.json")
+    text = config.get("text_config")
+    size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if type(size) is int else None
 
 
 def content(token: Any) -> str | None:

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from minhub_py.checkpoints.storage import read_object
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
+from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
 
 # The word pattern of OpenAI's cl100k. {} is the number of digits in a word.
@@ -64,7 +65,7 @@ class Ranks:
 def read_tiktoken(path: Path) -> Ranks:
     """Read a tiktoken file of Qwen or Llama 3: lines of a base64 token and a rank. ValueError: it is corrupt."""
     try:
-        lines = [line.split() for line in path.read_bytes().splitlines() if line]
+        lines = [line.split() for line in read_bytes(path).splitlines() if line]
         tokens = [base64.b64decode(token, validate=True) for token, _ in lines]
         if [int(rank) for _, rank in lines] != list(range(len(lines))):
             raise ValueError("its ranks are not 0, 1, 2, …")

@@ -12,9 +12,9 @@ For formats with incomplete special tokens, tokenizer_config.json, special_token
 them. add_bos_token and add_eos_token in these files determine the tokens around a text. The defaults are the
 reference implementations'.
 
-A tokenizer.json is complete: tokenizer_config.json does not change it. In transformers, the settings do_lower_case,
-strip_accents and tokenize_chinese_chars of tokenizer_config.json override a BERT tokenizer.json: files that contradict
-each other give other token IDs there.
+A tokenizer.json is complete except for special and added tokens, which tokenizer_config.json may name in addition. In
+transformers, the settings do_lower_case, strip_accents and tokenize_chinese_chars of tokenizer_config.json override a
+BERT tokenizer.json, too: files that contradict each other give other token IDs there.
 
 Sources: Sennrich et al. (2016) for BPE; Radford et al. (2019) for byte-level BPE.
 """
@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tokenizers.decoders import DecodeStream
 
 from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.layout import OLDER_TOKENIZERS, folder_gguf_hint
 from minhub_py.checkpoints.storage import read_json, read_settings
@@ -53,12 +54,20 @@ from minhub_py.checkpoints.tokenizers.sentencepiece import (
     read_sentencepiece,
     sentencepiece_tokenizer,
 )
-from minhub_py.checkpoints.tokenizers.special_tokens import Convention, add_tokens, content, is_text, surround
+from minhub_py.checkpoints.tokenizers.special_tokens import (
+    Convention,
+    add_tokens,
+    complete,
+    content,
+    is_text,
+    surround,
+)
 from minhub_py.checkpoints.tokenizers.stop_strings import StopStrings
 from minhub_py.checkpoints.tokenizers.tiktoken import Ranks, byte_bpe, read_tekken, read_tiktoken
 from minhub_py.checkpoints.tokenizers.tokenizer_json import check_tokenizer_json
 from minhub_py.checkpoints.tokenizers.wordbpe import read_word_bpe
 from minhub_py.inference.arguments import check_list, check_tokenizer
+from minhub_py.system.files import open_regular, read_bytes, read_text
 from minhub_py.system.printable import gist
 
 # In order of preference.
@@ -111,21 +120,20 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             f"{folder} has no tokenizer, neither tokenizer.json nor vocab.json: "
             f"copy the files of the original model.{folder_gguf_hint(folder)}"
         )
+    settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
+    config = read_settings(folder, "config.json")
     if path.name == "tokenizer.json":
-        return parse(path)
-    if path.name == "vocab.dat":
+        tokenizer = parse(path)
+    elif path.name == "vocab.dat":
         tokenizer = read_word_bpe(path)
+    elif family := family_of(path, settings.get("tokenizer_class"), config.get("model_type")):
+        tokenizer = read_encoder(path, family, settings)
     else:
-        settings = read_settings(folder, "special_tokens_map.json", "tokenizer_config.json")
-        config = read_settings(folder, "config.json")
-        family = family_of(path, settings.get("tokenizer_class"), config.get("model_type"))
-        if family is not None:
-            tokenizer = read_encoder(path, family, settings)
-        else:
-            read = read_vocabulary if path.name == "vocab.json" else read_model
-            tokenizer, convention = read(path, settings)
-            add_tokens(tokenizer, folder, settings)
-            surround(tokenizer, settings, convention)
+        read = read_vocabulary if path.name == "vocab.json" else read_model
+        tokenizer, convention = read(path, settings)
+        add_tokens(tokenizer, folder, settings)
+        surround(tokenizer, settings, convention)
+    complete(tokenizer, folder, settings)
     FILES[tokenizer] = path
     return tokenizer
 
@@ -195,7 +203,7 @@ def read_encoder(path: Path, family: str, settings: Mapping[str, Any]) -> Tokeni
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
     """Load a file of SentencePiece, tiktoken or Mistral. ValueError: it is corrupt."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_sentencepiece = file.read(1) == b"\n"  # never the first byte of base64
     model: SentencePiece | Ranks
     if path.suffix == ".json":
@@ -236,8 +244,9 @@ def parse(path: Path) -> Tokenizer:
     """Load a tokenizer.json. ValueError: it is corrupt. FileNotFoundError: it does not exist."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path}: check its name.")
+    content = read_bytes(path)
     with parsing(path):
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
         check_tokenizer_json(text)
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()  # a training setting, as truncation
@@ -270,7 +279,8 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     if path.suffix == ".gguf":
         return files | hub_files(read_header(path).metadata)
     companions = [path.with_name(name) for name in SAVED_COMPANIONS]
-    return files | {file.name: file.read_bytes() for file in companions if file.is_file()}
+    files |= {file.name: read_bytes(file) for file in companions if file.is_file()}
+    return files | {f"{ADDITIONAL}/{file.name}": read_bytes(file) for file in additional_files(path.parent)}
 
 
 def is_panic(error: BaseException) -> bool:
@@ -340,7 +350,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, *, source: bool = False) -> l
 def read_merges(path: Path) -> list[tuple[str, str]]:
     """Read the pairs of a merges.txt in order. ValueError: a line is not a pair."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_text(path).split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: download it again") from error
     try:

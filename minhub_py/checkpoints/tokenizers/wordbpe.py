@@ -12,6 +12,8 @@ from reprlib import repr as brief
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from minhub_py.system.files import read_text
+
 END = "</w>"
 
 
@@ -41,7 +43,7 @@ def read_word_bpe(path: Path) -> Tokenizer:
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. ValueError: the file is empty or not text."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_text(path).removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text. Pickles are not supported, because they can run code: load a pickle with the "

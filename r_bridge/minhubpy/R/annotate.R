@@ -89,11 +89,15 @@ annotate_texts <- function(model, texts, labels, instruction = NULL, examples = 
 #' Measure the agreement of raters
 #'
 #' Computes percent agreement, Cohen's kappa, weighted kappa, Fleiss' kappa,
-#' Krippendorff's alpha and macro F1, with bootstrap intervals over units.
+#' Krippendorff's alpha, Gwet's AC1 and AC2, and macro F1, with bootstrap intervals
+#' over units.
 #'
 #' Krippendorff's alpha is correct for three or more raters and for missing
 #' labels. Fleiss' kappa pools the marginals of the raters, so that it is Scott's
-#' pi for two raters. Macro F1 leaves out categories that no rater uses.
+#' pi for two raters. With missing labels, each label has the same weight; the package
+#' irrCAC gives each unit the same weight. AC1 and AC2 are less affected by unequal
+#' frequencies of the labels; AC2 counts partial agreement and requires another
+#' `level` than `"nominal"`. Macro F1 leaves out categories that no rater uses.
 #'
 #' @param ... Vectors with the labels of each rater, one value per unit, or a data
 #'   frame with one column per rater. Names are the names of the raters. `NA` is a

@@ -32,7 +32,10 @@ test_that("label_agreement() has the published values", {
   value <- function(x, name) x$statistics$estimate[x$statistics$statistic == name]
   for (level in c("nominal", "ordinal", "interval", "ratio")) {
     expected <- c(nominal = .743421, ordinal = .815388, interval = .849107, ratio = .797403)[[level]]
-    expect_equal(value(label_agreement(raters, level = level, bootstrap = 0), "alpha"), expected, tolerance = 1e-6)
+    found <- label_agreement(raters, level = level, bootstrap = 0)
+    expect_equal(value(found, "alpha"), expected, tolerance = 1e-6)
+    expect_equal(value(found, "ac1"), 0.77544, tolerance = 1e-5) # as in irrCAC's help
+    expect_identical("ac2" %in% found$statistics$statistic, level != "nominal")
   }
   two <- label_agreement(c("x", "y", "x", NA), model = c("x", "y", "y", "x"))
   expect_identical(two$confusion, matrix(c(1, 0, 1, 1), 2, dimnames = list("first rater" = c("x", "y"), model = c("x", "y"))))
@@ -45,14 +48,14 @@ test_that("label_agreement() has the published values", {
   expect_error(plot(label_agreement(raters)), "a confusion matrix has two raters", class = "minhubpy_error")
 })
 
-test_that("corrected_estimate() has ppi_py's values and follows formulas", {
+test_that("corrected_estimate() has the values of ppi_py and HC3, and follows formulas", {
   needs_python()
   i <- 0:199
   y <- as.numeric((7919 * i) %% 11 < 5)
   data <- data.frame(i, llm = pmin(pmax(.15 + .6 * y + .2 * sin(i), 0), 1), human = ifelse(i < 40, y, NA))
   found <- corrected_estimate(human ~ cos(i), data, prediction = "llm", method = "ppi")
   expect_equal(unname(coef(found)), c(.434288, .012873), tolerance = 1e-4)
-  expect_equal(unname(confint(found)["(Intercept)", ]), c(.344675, .523900), tolerance = 1e-5)
+  expect_equal(unname(confint(found)["(Intercept)", ]), c(.339548, .529027), tolerance = 1e-5)
   expect_equal(unname(sqrt(diag(vcov(found)))), found$estimates$std_error)
   expect_identical(corrected_estimate(human == 1 ~ 1, data, "llm")$method, "ppi++")
   expect_output(print(found), "200 texts, 40 with a human label, method ppi")

@@ -1,0 +1,52 @@
+"""The beginning-of-text token of a tokenizer and its model."""
+
+import warnings
+from reprlib import repr as brief
+from typing import Any
+from weakref import WeakSet
+
+from tokenizers import Tokenizer
+
+from minhub_py.checkpoints.gguf_header import read_header
+from minhub_py.checkpoints.storage import read_settings
+from minhub_py.checkpoints.tokenizers.gguf_tokenizer import tokenizer_settings
+from minhub_py.checkpoints.tokenizers.special_tokens import content
+from minhub_py.checkpoints.tokenizers.tokenizer import FILES, surrounding_ids
+
+REPORTED: WeakSet[Tokenizer] = WeakSet()  # tokenizers that contradict their model
+
+
+def named_bos(tokenizer: Tokenizer) -> int | None:
+    """The ID of bos_token in the settings of the tokenizer's folder or GGUF file."""
+    path = FILES.get(tokenizer)
+    if path is None:
+        return None
+    if path.suffix == ".gguf":
+        settings = tokenizer_settings(read_header(path).metadata)
+    else:
+        settings = read_settings(path.parent, "special_tokens_map.json", "tokenizer_config.json")
+    token = content(settings.get("bos_token"))
+    return None if token is None else tokenizer.token_to_id(token)
+
+
+def bos_token_id(tokenizer: Any, config: Any) -> int | None:
+    """The ID of the beginning-of-text token: the tokenizer's, or else the model's; None if both have none.
+
+    config: of the model. Its bos_token_id may be an ordinary word of the tokenizer; a contradiction is reported once.
+    """
+    configured = getattr(config, "bos_token_id", None)
+    if not isinstance(tokenizer, Tokenizer):
+        return configured
+    before, _ = surrounding_ids(tokenizer)
+    id = before[0] if before else named_bos(tokenizer)
+    if id is None or id >= config.vocab_size:
+        return configured
+    if configured not in (None, id) and tokenizer not in REPORTED:
+        REPORTED.add(tokenizer)
+        word, token = (brief(tokenizer.id_to_token(number)) for number in (configured, id))
+        warnings.warn(
+            f"config.json's bos_token_id is {configured}, {word}, but the tokenizer's beginning of text is {id}, "
+            f"{token}, which is used: correct config.json",
+            stacklevel=3,
+        )
+    return id
