@@ -103,9 +103,7 @@ def example_value(value: Any) -> Any:
     """A value of a column: a text, a number, None, or a conversation, which R sends as the columns of its messages."""
     if isinstance(value, Mapping):
         messages = zip(*(vector_values(column) for column in value.values()), strict=True)
-        return [
-            {name: cell for name, cell in zip(value, cells, strict=True) if cell is not None} for cells in messages
-        ]
+        return [{name: cell for name, cell in zip(value, cells, strict=True) if cell is not None} for cells in messages]
     if value is None or isinstance(value, str):
         return value
     return None if math.isnan(value) else float(value)
