@@ -196,11 +196,14 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap = 1000, seed = 0) {
-  if (!is.matrix(x) || !is.numeric(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
+  x <- plain(x)
+  y <- plain(y)
+  groups <- plain(groups)
+  if (!is.matrix(x) || !is_plain_number(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
   if (is.logical(y)) y <- as.character(y)
   if (is.factor(y) || is.character(y)) {
     y <- texts(y)
-  } else if (is.numeric(y)) {
+  } else if (is_plain_number(y)) {
     if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
     y <- as.double(y)
   } else {

@@ -121,12 +121,13 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
                             seed = 0) {
   raters <- list(...)
   if (length(raters) == 1L && is.data.frame(raters[[1L]])) raters <- as.list(raters[[1L]])
+  raters <- lapply(raters, plain, what = "a rater")
   if (length(raters) < 2L) fail("label_agreement() needs at least two raters: pass one vector for each, or a data frame")
   level <- choice(level, c("nominal", "ordinal", "interval", "ratio"))
   categories <- NULL
   factors <- vapply(raters, is.factor, NA)
   if (any(factors)) categories <- unique(unlist(lapply(raters, function(x) if (is.factor(x)) levels(x) else sort(unique(as.character(x))))))
-  numeric <- !any(factors) && all(vapply(raters, function(x) is.numeric(x) || is.logical(x), NA))
+  numeric <- !any(factors) && all(vapply(raters, function(x) is_plain_number(x) || is.logical(x), NA))
   names <- names(raters)
   raters <- lapply(raters, function(x) if (numeric) as.double(x) else as.character(x))
   result <- ask(

@@ -298,7 +298,8 @@ length.minhub_chat <- function(x) length(attr(x, "self")$exchanges)
 #' @export
 `[.minhub_chat` <- function(x, i) {
   self <- attr(x, "self")
-  if (!is.numeric(i) && !is.logical(i)) fail("turns must be selected by number, not by ", describe(i))
+  i <- plain(i, "turns")
+  if (!is_plain_number(i) && !is.logical(i)) fail("turns must be selected by number, not by ", describe(i))
   turns <- seq_along(self$exchanges)[i]
   if (anyNA(turns)) fail("turns must be between 1 and ", length(x), ", the number of turns in the chat")
   copy <- list2env(as.list(self, all.names = TRUE), parent = emptyenv())

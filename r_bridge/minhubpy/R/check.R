@@ -1,5 +1,43 @@
 # Argument checks. Each function returns the value to send to Python, or raises an error.
 
+# Classes that describe values but do not change their meaning.
+DESCRIPTIVE <- c(
+  "AsIs", "noquote", "table", "labelled", "haven_labelled", "haven_labelled_spss", "vctrs_vctr", "integer", "double", "numeric",
+  "character", "logical"
+)
+
+# Values without a class: converts integers of the package bit64, and drops classes that only describe. Strings are text
+# in every class. Keeps other classes, such as dates, times and units, whose numbers have another meaning; checks reject
+# them with describe().
+plain <- function(x, what = deparse(substitute(x))) {
+  if (!is.object(x) || is.factor(x) || !is.atomic(x)) return(x)
+  if (inherits(x, "integer64")) return(from_integer64(x, what))
+  if (is.character(x) || all(class(x) %in% DESCRIPTIVE)) unclass(x) else x
+}
+
+# Integers of the package bit64, which are stored in the memory of doubles, as integers or doubles. Does not need bit64:
+# without it, for example after readRDS(), R would read the memory as other numbers.
+from_integer64 <- function(x, what) {
+  halves <- readBin(writeBin(as.vector(unclass(x)), raw()), "integer", 2L * length(x))
+  halves <- matrix(as.double(halves), 2L)[if (.Platform$endian == "little") 1:2 else 2:1, , drop = FALSE]
+  low <- ifelse(is.na(halves[1L, ]), 2^31, halves[1L, ] %% 2^32) # R reads the smallest integer as NA
+  missing <- is.na(halves[2L, ]) & low == 0
+  values <- ifelse(missing, NA, ifelse(is.na(halves[2L, ]), -2^31, halves[2L, ]) * 2^32 + low)
+  large <- !is.na(values) & abs(values) >= 2^53
+  if (any(large)) fail(what, " must contain integers below 2^53, unlike position ", positions_of(large))
+  if (all(abs(values) <= .Machine$integer.max, na.rm = TRUE)) values <- as.integer(values)
+  attributes(values) <- attributes(x)[setdiff(names(attributes(x)), "class")]
+  values
+}
+
+is_plain_number <- function(x) is.numeric(x) && !is.object(x)
+
+# The columns of a data frame as plain values. Keeps dates and times, which formulas and groups support.
+plain_columns <- function(data) {
+  for (name in names(data)) if (inherits(data[[name]], "integer64")) data[[name]] <- plain(data[[name]], name)
+  data
+}
+
 string <- function(x, what = deparse(substitute(x))) {
   texts(x, what, one = TRUE)
 }
@@ -7,8 +45,8 @@ string <- function(x, what = deparse(substitute(x))) {
 # Converts strings and factors to unnamed UTF-8 strings. Rejects NA and invalid encodings.
 texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
   force(what) # deparses x before its value changes
-  if (is.factor(x)) x <- as.character(x)
-  if (is_plain_list(x) && all(lengths(x) == 1L)) x <- unlist(x, use.names = FALSE)
+  if (is_plain_list(x) && all(lengths(x) == 1L) && !any(vapply(x, is.list, NA))) x <- unlist(lapply(x, as_text), use.names = FALSE)
+  x <- as_text(x)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
   if (one && length(x) != 1L) fail(what, " must be one string, not ", describe(x))
   if (anyNA(x)) fail(what, " must not contain NA, as at position ", positions_of(is.na(x)), ": drop or replace it")
@@ -21,8 +59,13 @@ texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
   enc2utf8(x)
 }
 
+# A factor or text of any class as strings.
+as_text <- function(x) if (is.factor(x)) as.character(x) else plain(x)
+
 number <- function(x, what = deparse(substitute(x)), min = -Inf, max = Inf, above = NULL, integer = FALSE) {
-  if (is.factor(x) || !is.numeric(x) || length(x) != 1L || is.na(x)) {
+  force(what)
+  x <- plain(x, what)
+  if (!is_plain_number(x) || length(x) != 1L || is.na(x)) {
     fail(what, " must be one number, not ", describe(x))
   }
   if (integer && x != floor(x)) fail(what, " must be a whole number, not ", format(x))
@@ -41,12 +84,16 @@ whole_number <- function(x, what = deparse(substitute(x)), min = 0, max = .Machi
 }
 
 flag <- function(x, what = deparse(substitute(x))) {
-  if (!is.logical(x) || length(x) != 1L || is.na(x)) fail(what, " must be TRUE or FALSE, not ", describe(x))
+  force(what)
+  x <- plain(x, what)
+  if (!is.logical(x) || is.object(x) || length(x) != 1L || is.na(x)) fail(what, " must be TRUE or FALSE, not ", describe(x))
   as.vector(x)
 }
 
 # match.arg() with the errors of this package.
 choice <- function(x, choices, what = deparse(substitute(x))) {
+  force(what)
+  x <- plain(x, what)
   if (identical(x, choices)) return(choices[[1L]])
   if (!is.character(x) || length(x) != 1L || !x %in% choices) {
     fail(what, " must be one of ", paste(dQuote(choices, FALSE), collapse = ", "), ", not ", describe(x))
@@ -56,8 +103,9 @@ choice <- function(x, choices, what = deparse(substitute(x))) {
 
 # The title of a plot or of each panel: text or plotmath.
 check_main <- function(main) {
+  main <- plain(main)
   if (is.language(main)) return(as.expression(main))
-  if (!is.atomic(main) || !length(main)) fail("main must be text or an expression, not ", describe(main))
+  if (!is.atomic(main) || is.object(main) || !length(main)) fail("main must be text or an expression, not ", describe(main))
   texts(if (is.character(main)) main else format(main), "main")
 }
 
@@ -75,6 +123,8 @@ optional <- function(x, check, ...) if (is.null(x)) NULL else check(x, ...)
 
 # Token IDs as a vector, matrix or list of vectors. Python checks the range of the IDs (id_rows in arguments.py).
 token_ids <- function(x, what = deparse(substitute(x))) {
+  force(what)
+  x <- plain(x, what)
   if (inherits(x, "minhub_encoding")) return(x$ids)
   if (is.object(x) || is.character(x) || is.logical(x) || !(is.numeric(x) || is.list(x))) {
     fail(what, " must be token IDs, not ", describe(x), ": encode text with tok$encode()")
@@ -86,8 +136,10 @@ token_ids <- function(x, what = deparse(substitute(x))) {
 
 # Prompts or texts as strings, or as a list of vectors of token IDs.
 texts_or_ids <- function(x, what = deparse(substitute(x))) {
+  force(what)
+  x <- plain(x, what)
   if (length(x) == 0L) fail(what, " is empty: pass at least one text")
-  is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, is.character, NA)))
+  is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, function(text) is.character(text) || is.factor(text), NA)))
   if (is_text) return(texts(x, what))
   if (inherits(x, "torch_tensor")) fail(what, " must not be an R torch tensor: pass as.integer(", what, ") - 1L")
   if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
@@ -132,7 +184,7 @@ describe <- function(x) {
   if (is.null(x)) return("NULL")
   if (is.factor(x)) return("a factor")
   if (is.function(x) && !is.object(x)) return("a function")
-  if (length(x) == 1L && is.atomic(x)) {
+  if (length(x) == 1L && is.atomic(x) && !is.object(x)) {
     if (is.na(x)) return("NA")
     shown <- encodeString(format(x))
     if (nchar(shown) > 60L) shown <- paste0(substr(shown, 1L, 57L), "...")

@@ -80,6 +80,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   no_more_arguments(...)
   model <- check_model(x)
   if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
+  temperature <- number(temperature)
   labels <- labels_of(prompts)
   prompts <- texts_or_ids(prompts)
   one_text <- is.character(prompts) && length(prompts) == 1L
@@ -200,7 +201,8 @@ typed_lines <- function() {
 
 seeds <- function(seed, n, temperature) {
   if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy decoding draws no random numbers
-  if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
+  seed <- plain(seed)
+  if (!is_plain_number(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
     fail("seed must be a whole number, or one for each prompt, not ", describe(seed))
   }
   rep_len(as.double(seed), n)
@@ -210,7 +212,8 @@ end_ids <- function(eos_id) {
   if (identical(eos_id, "auto")) return(NULL)
   if (is.null(eos_id)) return(integer())
   most <- .Machine$integer.max
-  if (!is.numeric(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
+  eos_id <- plain(eos_id)
+  if (!is_plain_number(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
     fail('eos_id must be "auto", NULL or token IDs, not ', describe(eos_id))
   }
   as.integer(eos_id)
@@ -391,7 +394,8 @@ sampling_settings <- function(x) {
 check_bias <- function(x) {
   if (is.null(x) || identical(names(x), c("id", "bias"))) return(x)
   ids <- names(x)
-  if (!is.numeric(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
+  x <- plain(x, "logit_bias")
+  if (!is_plain_number(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
     fail("logit_bias must be numbers named by token IDs, such as c(\"42\" = -100), not ", describe(x))
   }
   if (any(abs(x) > 100)) fail("logit_bias must be between -100 and 100, not ", format(x[abs(x) > 100][[1L]]))

@@ -116,6 +116,7 @@ forward <- function(model, idx, x, attention_mask = NULL, token_type_ids = NULL)
 # A mask or token types as integers in the shape of token IDs. Python checks their range.
 like_ids <- function(x, what, ids) {
   as_numbers <- function(x) {
+    x <- plain(x, what)
     if (is.object(x) || !(is.numeric(x) || is.logical(x)) || anyNA(x)) fail(what, " must contain numbers without NA, not ", describe(x))
     x + 0L
   }

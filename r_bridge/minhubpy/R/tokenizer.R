@@ -79,7 +79,7 @@ TOKENIZER_METHODS <- c(
       decode_ids(x, list(if (length(ids)) plain_ids(ids) else integer()), skip_special_tokens)
     },
     decode_batch = function(sequences, skip_special_tokens = TRUE) {
-      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else if (is.object(sequences)) list(sequences) else as.list(sequences)
+      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else if (is.object(sequences) || is.function(sequences)) list(sequences) else as.list(sequences)
       plain <- vapply(rows, function(ids) is.integer(ids) && !is.object(ids), NA)
       rows[!plain] <- lapply(rows[!plain], function(ids) if (length(ids)) plain_ids(ids, "sequences") else integer())
       decode_ids(x, rows, skip_special_tokens)

@@ -255,7 +255,8 @@ example_column <- function(x, name) {
     return(lapply(seq_along(x), function(row) conversation(x[[row]], paste0(name, ", row ", row))))
   }
   if (is.data.frame(x) || is.matrix(x)) fail(name, " must be a column of strings, not ", describe(x))
-  if (is.numeric(x) && !is.object(x) && name == "label" && any(x != floor(x), na.rm = TRUE)) return(as.double(x))
+  x <- plain(x, name)
+  if (is_plain_number(x) && name == "label" && any(x != floor(x), na.rm = TRUE)) return(as.double(x))
   if (!is.character(x)) x <- as.character(x)
   missing <- is.na(x)
   x[!missing] <- texts(x[!missing], name)

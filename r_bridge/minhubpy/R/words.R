@@ -102,7 +102,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
                           ignore_regex = NULL, bos = NULL, correct = NULL, renyi = NULL, premise = NULL, lags = 0,
                           tokenizer = NULL, resume = NULL, manifest = NULL) {
   model <- check_model(model)
-  job <- list(words = check_words(x, words, "x"))
+  job <- list(words = check_words(x, string(words), "x"))
   n <- length(job$words)
   column <- substitute(by)
   by <- tryCatch(by, error = function(error) {
@@ -209,11 +209,12 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
 
 # Checks words, which may be NA, and converts them to UTF-8.
 check_words <- function(x, name, what) {
-  if (is.data.frame(x)) {
+  force(name)
+  if (is.data.frame(x) && !is.null(name)) {
     what <- name
-    x <- column_of(x, string(name, "words"), if (name == "word") "; select one with words = ")
+    x <- column_of(x, name, if (name == "word") "; select one with words = ")
   }
-  if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
+  x <- if (is.logical(x) && all(is.na(x))) as.character(x) else as_text(x)
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
   x <- as.vector(x)
   x[!is.na(x)] <- texts(x[!is.na(x)], what)
@@ -233,7 +234,7 @@ groups_of <- function(by, x, n) {
   if (is.data.frame(x) && is.character(by) && (length(by) != n || all(by %in% names(x)))) {
     by <- lapply(by, function(name) column_of(x, name))
   }
-  columns <- if (is.list(by)) unname(as.list(by)) else list(by)
+  columns <- lapply(if (is.list(by) && !inherits(by, "POSIXlt")) unname(as.list(by)) else list(by), plain, what = "by")
   if (!length(columns)) fail("by must be a vector or names of columns, not ", describe(by))
   for (column in columns) {
     if (!is.atomic(column)) fail("by must be a vector or names of columns, not ", describe(column))
@@ -256,7 +257,8 @@ context_of <- function(context, x, n) {
 
 order_of <- function(word_n, x, n) {
   if (is.character(word_n) && is.data.frame(x)) word_n <- column_of(x, string(word_n))
-  if (!is.numeric(word_n) || length(word_n) != n) {
+  word_n <- plain(word_n)
+  if (!is_plain_number(word_n) || length(word_n) != n) {
     fail("word_n must be a number for each of ", n, " words, not ", describe(word_n))
   }
   if (anyNA(word_n)) fail("word_n must not contain NA, as at position ", positions_of(is.na(word_n)), ": pass the position of each word")
@@ -275,7 +277,8 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer, correct, ren
     })
     ignored <- vocabulary$id[matches]
   }
-  if (!is.null(renyi) && (!is.numeric(renyi) || !length(renyi) || anyNA(renyi) || any(renyi < 0))) {
+  renyi <- plain(renyi)
+  if (!is.null(renyi) && (!is_plain_number(renyi) || !length(renyi) || anyNA(renyi) || any(renyi < 0))) {
     fail("renyi must be orders of 0 or more, such as 0.5, not ", describe(renyi), call = call)
   }
   list(

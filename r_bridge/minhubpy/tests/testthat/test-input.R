@@ -153,6 +153,41 @@ test_that("all forms of texts have equal results", {
   expect_identical(lapply(nothing, typeof), lapply(token_logprobs(model, "ab"), typeof))
 })
 
+test_that("numbers and texts of a class have the results of plain ones, and other classes are rejected by name", {
+  model <- a_model()
+  plain <- generate(model, "To be", 5, seed = 7)
+  expect_identical(generate(model, "To be", as_integer64(5), seed = as_integer64(7)), plain)
+  expect_identical(generate(model, structure("To be", class = c("glue", "character")), I(5), seed = 7), plain)
+  expect_identical(generate(model, list(I("To be")), structure(5, class = c("haven_labelled", "vctrs_vctr", "double")), seed = 7), plain)
+  expect_identical(generate(model, list(factor("To be"), "or"), 5, temperature = 0), generate(model, c("To be", "or"), 5, temperature = 0))
+  ids <- c(0, 3, 1)
+  expect_identical(model(as_integer64(ids)), model(ids))
+  expect_identical(model(matrix(I(ids), 1L)), model(ids))
+  expect_identical(generate(model, list(as_integer64(ids), 2L), 2, temperature = 0), generate(model, list(ids, 2L), 2, temperature = 0))
+  expect_identical(a_random_model()$config$n_embd, gpt2(vocab_size = 10, n_embd = as_integer64(8), n_head = 2, n_layer = 1)$config$n_embd)
+  # Negative integers of bit64 are NaN as doubles.
+  data <- data.frame(word = c("a", "b", "c", "d"), text = c(-1, -1, -2, -2))
+  expected <- word_logprobs(model, data, by = "text")$logprob
+  data$text <- as_integer64(data$text)
+  expect_identical(word_logprobs(model, data, by = "text")$logprob, expected)
+  rater <- c(1, 2, -2, NA)
+  expect_identical(
+    label_agreement(as_integer64(rater), rater, bootstrap = 0)$statistics, label_agreement(rater, rater, bootstrap = 0)$statistics
+  )
+
+  expect_refused(generate(model, "A", as.Date("2026-01-01")), "max_new_tokens must be one number, not a <Date> of length 1")
+  expect_refused(generate(model, "A", temperature = as.difftime(1, units = "secs")), "temperature must be one number, not a <difftime>")
+  expect_refused(generate(model, "A", seed = as.POSIXct(5, origin = "1970-01-01")), "one for each prompt, not a <POSIXct> of length 1")
+  expect_refused(generate(model, "A", as_integer64(2^53)), "max_new_tokens must contain integers below 2^53, unlike position 1")
+  expect_refused(generate(model, "A", as_integer64(NA)), "max_new_tokens must be one number, not NA")
+  expect_refused(generate(model, as.Date("2026-01-01")), "prompts must be text or token IDs, not a <Date> of length 1")
+  expect_refused(generate(model, list("A", as.Date("2026-01-01"))), "prompts must be")
+  expect_refused(model(as.hexmode(3L)), "idx must be token IDs, not a <hexmode> of length 1")
+  expect_refused(gpt2(vocab_size = as.Date("2026-01-01")), "the setting vocab_size must not be a <Date> of length 1")
+  expect_refused(model$load_state_dict(list(wte.weight = as.Date(1:2, origin = "1970-01-01"))), "")
+  expect_refused(minhubpy:::ask("nothing", x = list(list(a = as.Date("2026-01-01")))), "x must not contain a <Date> of length 1: convert it")
+})
+
 test_that("errors of numbers, flags and names contain the user's call", {
   model <- a_model()
   expect_refused(generate(model, "A", -1), "max_new_tokens must be at least 0 and at most 2147483647, not -1")
