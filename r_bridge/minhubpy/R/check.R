@@ -42,19 +42,23 @@ string <- function(x, what = deparse(substitute(x))) {
   texts(x, what, one = TRUE)
 }
 
-# Converts strings and factors to unnamed UTF-8 strings. Rejects NA and invalid encodings.
-texts <- function(x, what = deparse(substitute(x)), one = FALSE) {
+# Converts strings and factors to unnamed UTF-8 strings. Rejects invalid encodings and, unless `missing` is TRUE, NA.
+texts <- function(x, what = deparse(substitute(x)), one = FALSE, missing = FALSE) {
   force(what) # deparses x before its value changes
-  if (is_plain_list(x) && all(lengths(x) == 1L) && !any(vapply(x, is.list, NA))) x <- unlist(lapply(x, as_text), use.names = FALSE)
+  if (is_plain_list(x) && all(lengths(x) == 1L) && !any(vapply(x, is.list, NA))) {
+    x <- if (length(x)) unlist(lapply(x, as_text), use.names = FALSE) else character()
+  }
   x <- as_text(x)
+  if (missing && is.logical(x) && length(x) && all(is.na(x))) x <- as.character(x) # NA without a type
   if (!is.character(x)) fail(what, " must be text, not ", describe(x))
   if (one && length(x) != 1L) fail(what, " must be one string, not ", describe(x))
-  if (anyNA(x)) fail(what, " must not contain NA, as at position ", positions_of(is.na(x)), ": drop or replace it")
+  absent <- is.na(x)
+  if (any(absent) && !missing) fail(what, " must not contain NA, as at position ", positions_of(absent), ": drop or replace it")
   x <- as.character(x)
   # In the C locale, R does not know the encoding, which is almost always UTF-8.
   if (!l10n_info()[["MBCS"]] && !l10n_info()[["Latin-1"]]) Encoding(x)[Encoding(x) == "unknown"] <- "UTF-8"
   in_utf8 <- Encoding(x) %in% c("UTF-8", "bytes") | (Encoding(x) == "unknown" & l10n_info()[["UTF-8"]])
-  wrong <- in_utf8 & !validUTF8(x)
+  wrong <- in_utf8 & !absent & !validUTF8(x)
   if (any(wrong)) fail(what, " must be valid UTF-8, unlike position ", positions_of(wrong), ": convert it with iconv()")
   enc2utf8(x)
 }
@@ -134,13 +138,16 @@ token_ids <- function(x, what = deparse(substitute(x))) {
   structure(as.vector(x), dim = dim(x))
 }
 
-# Prompts or texts as strings, or as a list of vectors of token IDs.
-texts_or_ids <- function(x, what = deparse(substitute(x))) {
+# Prompts or texts as strings, or as a list of vectors of token IDs. `missing`: whether strings may be missing, which is
+# the rule for texts with separate results: no texts have an empty result, and a text that is NA has the result NA, or no
+# rows where a text has several.
+texts_or_ids <- function(x, what = deparse(substitute(x)), missing = FALSE) {
   force(what)
   x <- plain(x, what)
-  if (length(x) == 0L) fail(what, " is empty: pass at least one text")
-  is_text <- is.character(x) || is.factor(x) || (is_plain_list(x) && all(vapply(x, function(text) is.character(text) || is.factor(text), NA)))
-  if (is_text) return(texts(x, what))
+  if (is.null(x) || (length(x) == 0L && !missing)) fail(what, " is empty: pass at least one text")
+  is_na <- function(x) is.logical(x) && length(x) > 0L && all(is.na(x))
+  is_string <- function(x) is.character(x) || is.factor(x) || (missing && is_na(x))
+  if (is_string(x) || (is_plain_list(x) && all(vapply(x, is_string, NA)))) return(texts(x, what, missing = missing))
   if (inherits(x, "torch_tensor")) fail(what, " must not be an R torch tensor: pass as.integer(", what, ") - 1L")
   if (is.logical(x) || is.function(x) || (is.object(x) && !inherits(x, "minhub_encoding"))) {
     advice <- if (is.data.frame(x) && length(x)) paste0(": pass one column, such as x$", deparse(as.name(names(x)[1L]), backtick = TRUE))
@@ -150,19 +157,10 @@ texts_or_ids <- function(x, what = deparse(substitute(x))) {
   if (is.list(ids)) ids else if (is.matrix(ids)) asplit_rows(ids) else list(ids)
 }
 
-# Replaces missing texts by "", which has no tokens.
-na_as_empty <- function(x) {
-  if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
-  if (is.character(x)) x[is.na(x)] <- ""
-  x
-}
-
-# Texts, including NA, or token IDs.
-texts_with_missing <- function(x, what = "texts") {
-  missing <- if (is.character(x) || is.factor(x) || is.logical(x)) is.na(x) else FALSE
-  x <- texts_or_ids(na_as_empty(x), what)
-  if (any(missing)) x[missing] <- NA_character_
-  x
+# The positions of the texts that are not missing. Token IDs are never missing.
+present <- function(...) {
+  absent <- lapply(list(...), function(texts) if (is.character(texts)) is.na(texts) else logical(length(texts)))
+  which(!Reduce(`|`, absent))
 }
 
 # The names of the texts in an argument of texts_or_ids().

@@ -167,7 +167,8 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 #'   vocabulary of GPT-2. The file contains float32 numbers in row-major order. In
 #'   Python, read it with `numpy.load()`; in R, with [readBin()] from byte 129 on.
 #' @returns For one text, a numeric matrix of natural logarithms with one row per
-#'   token and one column per token ID (column 1 is ID 0). A row contains the
+#'   token and one column per token ID (column 1 is ID 0). The matrix of a text
+#'   that is `NA` has no rows. A row contains the
 #'   prediction for the position of its token. The row of the first token is `NA`,
 #'   because the model does not predict it. For several texts, a list of matrices.
 #'   With `file`, a data frame that describes the rows of the file: `text`,
@@ -183,7 +184,8 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
-  texts <- texts_or_ids(texts, "texts")
+  texts <- texts_or_ids(texts, "texts", missing = TRUE)
+  kept <- present(texts)
   if (!is.null(file)) {
     file <- path.expand(string(file))
     if (!grepl("\\.npy$", file)) fail('file must end in ".npy", unlike ', describe(file))
@@ -191,9 +193,10 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   }
   result <- ask(
     "logprob_matrix",
-    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), out = file, on_event = show_progress()
+    model = model, texts = texts[kept], tokenizer = check_tokenizer(tokenizer), out = file, on_event = show_progress()
   )
   rows <- result$rows
+  rows$text <- kept[rows$text]
   if (!is.null(file)) {
     rows$text <- text_of_row(rows$text, labels)
     return(rows)
@@ -201,8 +204,8 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   matrix <- result$matrix
   rownames(matrix) <- rows$token
   if (length(texts) == 1L) return(matrix)
-  parts <- split(seq_len(nrow(rows)), rows$text)
-  stats::setNames(lapply(parts, function(part) matrix[part, , drop = FALSE]), labels)
+  parts <- split(seq_len(nrow(rows)), factor(rows$text, seq_along(texts)))
+  stats::setNames(lapply(unname(parts), function(part) matrix[part, , drop = FALSE]), labels)
 }
 
 # Arguments
@@ -214,11 +217,7 @@ check_words <- function(x, name, what) {
     what <- name
     x <- column_of(x, name, if (name == "word") "; select one with words = ")
   }
-  x <- if (is.logical(x) && all(is.na(x))) as.character(x) else as_text(x)
-  if (!is.character(x)) fail(what, " must be text, not ", describe(x))
-  x <- as.vector(x)
-  x[!is.na(x)] <- texts(x[!is.na(x)], what)
-  x
+  texts(x, what, missing = TRUE)
 }
 
 column_of <- function(data, name, advice = NULL) {
