@@ -186,7 +186,7 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #'
 #' Predicts labels from activations by a logistic regression, or numbers by a
 #' ridge regression, and measures the predictions by cross-validation. Requires
-#' the Python package scikit-learn.
+#' the extra `probe` of minhub_py, see [minhub_install()].
 #'
 #' Rows of a group are in the same fold. The interval is a bootstrap over groups.
 #' The control has the same folds and shuffled labels.

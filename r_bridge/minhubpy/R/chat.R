@@ -44,7 +44,7 @@
 #'   `list(type = "object", properties = list(age = list(type = "integer")),
 #'   required = "age")`, or JSON text. Replies may omit properties that are not
 #'   in `required`. `reply$data` contains the reply as an R value. Requires the
-#'   extra `minhub_py[json]`, see [minhub_install()]. Choose a `max_new_tokens`
+#'   extra `json` of minhub_py, see [minhub_install()]. Choose a `max_new_tokens`
 #'   that is large enough for the complete JSON text.
 #' @param top The number of most likely tokens to store at each position, for
 #'   `plot()`.

@@ -5,7 +5,7 @@
 #' packages ellmer, tidyllm, ollamar and rollama, can use the model. The server
 #' stops at the end of the session or by `server$stop()`.
 #'
-#' The server requires the extra `minhub_py[serve]`, see [minhub_install()].
+#' The server requires the extra `serve` of minhub_py, see [minhub_install()].
 #'
 #' @section Access:
 #' The server listens on 127.0.0.1, so that other machines cannot connect.
