@@ -56,8 +56,8 @@ UNSUPPORTED = {
     **dict.fromkeys((241, 242, 247, 249, 250, 253), "an environment"),
 }
 # Classes of numbers that describe them and do not change their meaning, as in R/check.R.
-DESCRIPTIVE = {"AsIs", "noquote", "table", "xtabs", "ts", "mts", "labelled", "haven_labelled", "haven_labelled_spss", "vctrs_vctr",
-               "integer", "double", "numeric", "logical", "matrix", "array"}  # fmt: skip
+DESCRIPTIVE = {"AsIs", "noquote", "table", "xtabs", "ts", "mts", "labelled", "haven_labelled", "haven_labelled_spss",
+               "vctrs_vctr", "integer", "double", "numeric", "logical", "matrix", "array"}  # fmt: skip
 # Seconds of difftime's units.
 UNITS = {"secs": 1, "mins": 60, "hours": 3600, "days": 86400, "weeks": 604800}
 MICROSECONDS = 1e6

@@ -39,7 +39,6 @@ class Spelling:
         command = ["minhub", "download", identifier]
         return shlex.join(command if revision == "main" else [*command, "--revision", revision])
 
-
     def install(self, extra: str) -> str | None:
         """The call that installs an extra, if no command of pip or uv does."""
         return None

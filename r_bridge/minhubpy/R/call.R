@@ -113,7 +113,9 @@ new_handle <- function(number) {
   handle <- new.env(parent = emptyenv())
   handle$number <- number
   handle$epoch <- session$link$epoch
+  session$handles <- session$handles + 1L
   reg.finalizer(handle, function(handle) {
+    session$handles <- session$handles - 1L
     if (identical(handle$epoch, session$link$epoch)) session$released <- c(session$released, handle$number)
   })
   handle
@@ -165,7 +167,11 @@ new_self <- function(method, arguments, title) {
   self
 }
 
+# The methods that allocate weights.
+LOADING <- c("from_pretrained", "from_config", "fresh")
+
 create <- function(self) {
+  if (self$how$method %in% LOADING) collect_handles()
   result <- do.call(ask, c(list(self$how$method), self$how$arguments, list(on_event = show_progress())))
   self$handle <- new_handle(if (is.list(result)) result$number else result)
   result

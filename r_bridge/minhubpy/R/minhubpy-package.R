@@ -62,6 +62,11 @@
 session <- new.env(parent = emptyenv())
 session$link <- NULL
 session$released <- integer()
+session$handles <- 0L # the number of handles that R has not collected
+session$variables <- character() # variables at top level that have held a model
 session$embedders <- list() # models that embed_minhub() has loaded by name
 
-.onUnload <- function(libpath) disconnect()
+.onUnload <- function(libpath) {
+  stop_watching()
+  disconnect()
+}

@@ -353,6 +353,7 @@ plain_settings <- function(settings) {
 # A call of Python that may take hours. After an error or an interrupt, R waits until Python has written a checkpoint,
 # because the end of the R session would also end Python.
 train_in <- function(out, on_event, method, ...) {
+  collect_handles() # training needs the memory of models that are no longer used
   ended <- FALSE
   on.exit({
     end_status(on_event)
