@@ -16,6 +16,8 @@
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
 #' @param texts A character vector or a factor, or a data frame with a column
 #'   `text`. The result of a text that is `NA` is `NA`.
 #' @param labels Labels: a character vector. Its names, if any, are the labels, and

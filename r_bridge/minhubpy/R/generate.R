@@ -140,8 +140,9 @@ no_more_arguments <- function(...) {
   if (!...length()) return(invisible())
   name <- names(list(...))[[1L]] %||% ""
   if (nzchar(name)) {
-    known <- names(formals(generate.minhub_model))
-    similar <- known[startsWith(known, substr(name, 1L, 3L)) | utils::adist(name, known) <= 2]
+    known <- setdiff(names(formals(generate.minhub_model)), c("x", "..."))
+    # A short name is similar to every other short name.
+    similar <- known[(nchar(name) > 2L & startsWith(known, substr(name, 1L, 3L))) | utils::adist(name, known) <= min(2, nchar(name) %/% 3)]
     advice <- if (length(similar)) c("did you mean ", similar[[1L]], "?") else "see ?generate for the arguments"
     fail("unknown argument ", name, ": ", advice)
   }

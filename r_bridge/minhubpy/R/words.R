@@ -25,7 +25,8 @@
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param x The words: a vector, or a data frame with a column of words. A word
+#' @param x The words: a vector, such as `strsplit("To be or not", " ")[[1]]`, or
+#'   a data frame with a column of words. A word
 #'   that is `NA` or `""` has missing results and is omitted from its text.
 #' @param by The grouping of words into texts: a vector with one value per word,
 #'   or the names of columns of `x`. The rows may be in any order. `NULL`: all
@@ -118,6 +119,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
   if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
   result <- ask_in_parts("word_logprobs", model, job, settings, resume, texts, size = ROWS_OF_PART)
+  note_sentence(job$words, result$logprob)
   with_columns(x, result, job$words)
 }
 
@@ -208,6 +210,13 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   stats::setNames(lapply(unname(parts), function(part) matrix[part, , drop = FALSE]), labels)
 }
 
+# Explains the result NA of a sentence that is passed as one word.
+note_sentence <- function(words, logprob) {
+  if (length(words) == 1L && is.na(logprob) && grepl("[^[:space:]][[:space:]]+[^[:space:]]", words)) {
+    note("The first word of a text has no prediction, and x is one word. For the words of a sentence, pass strsplit(x, \" \")[[1]].")
+  }
+}
+
 # Arguments
 
 # Checks words, which may be NA, and converts them to UTF-8.
@@ -230,7 +239,8 @@ column_of <- function(data, name, advice = NULL) {
 # The number of the text of each word, or NULL for a single text.
 groups_of <- function(by, x, n) {
   if (is.null(by)) return(NULL)
-  if (is.data.frame(x) && is.character(by) && (length(by) != n || all(by %in% names(x)))) {
+  # With a single row, a string is the name of a column: a group would have no effect.
+  if (is.data.frame(x) && is.character(by) && (length(by) != n || n == 1L || all(by %in% names(x)))) {
     by <- lapply(by, function(name) column_of(x, name))
   }
   columns <- lapply(if (is.list(by) && !inherits(by, "POSIXlt")) unname(as.list(by)) else list(by), plain, what = "by")

@@ -206,6 +206,20 @@ test_that("methods of tokenizers and models answer wrong arguments with errors o
   expect_identical(defects("model[[]]", function(i) model[[i]], list()), character())
 })
 
+test_that("relative paths are in R's working directory, not in the worker's", {
+  needs_extra("serve")
+  # The worker started in the folder of the tests, and calls above had wrong paths in other folders.
+  expect_false(any(file.exists(c("zz", "[", "a", "NA", "-1"))))
+  folder <- tempfile("working ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit(setwd(here))
+  server <- minhub_serve(a_model(), cache_dir = "prefixes")
+  on.exit(server$stop(), add = TRUE, after = FALSE)
+  expect_identical(dir(folder), "prefixes")
+  expect_false(file.exists(file.path(here, "prefixes")))
+})
+
 test_that("a failed write leaves no incomplete file", {
   needs_python()
   folder <- tempfile("folder ")
