@@ -24,7 +24,7 @@ R's payload, so it is NA again when it is sent back.
 
 Classes of R: integer64 becomes int64, Date datetime64[D], POSIXct datetime64[us] in UTC, and difftime timedelta64[us],
 with NaT for NA. Strings are text, and lists their elements, in every class but POSIXlt. Numbers of a class that only
-describes them lose the class; other classes, such as those of units or Roman numerals, raise an error.
+describes them lose the class; other classes, such as units and Roman numerals, raise an error.
 """
 
 import struct

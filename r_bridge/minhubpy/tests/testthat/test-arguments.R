@@ -27,8 +27,8 @@ wrong_values <- function() {
   )
 }
 
-# The defect of a call, or NULL for a result or an error of the package.
-defect <- function(f, arguments) {
+# The error of a call, or NULL.
+error_of <- function(f, arguments) {
   utils::capture.output(outcome <- tryCatch(
     {
       value <- suppressWarnings(do.call(f, arguments, quote = TRUE))
@@ -37,6 +37,12 @@ defect <- function(f, arguments) {
     },
     error = identity
   ))
+  outcome
+}
+
+# The defect of a call, or NULL for a result or an error of the package.
+defect <- function(f, arguments) {
+  outcome <- error_of(f, arguments)
   if (is.null(outcome)) return(NULL)
   message <- conditionMessage(outcome)
   if (!inherits(outcome, "minhubpy_error")) return(paste("R's own error:", message))
@@ -114,20 +120,7 @@ test_that("exported functions answer wrong arguments with errors of the package"
   }
 })
 
-# The message of a function's error, or NULL.
-refusal <- function(f, arguments) {
-  utils::capture.output(outcome <- tryCatch(
-    {
-      value <- suppressWarnings(do.call(f, arguments, quote = TRUE))
-      if (inherits(value, "minhub_server")) value$stop()
-      NULL
-    },
-    error = conditionMessage
-  ))
-  outcome
-}
-
-# The number 2 in classes of R in which it means something else.
+# The number 2 in classes of R that give it another meaning.
 OTHER_NUMBERS <- list(
   Date = as.Date(2, origin = "1970-01-01"), POSIXct = as.POSIXct(2, origin = "1970-01-01"), difftime = as.difftime(2, units = "secs"),
   roman = utils::as.roman(2), hexmode = as.hexmode(2L), units = structure(2, class = "units", units = "m")
@@ -143,7 +136,8 @@ test_that("where a number is right, numbers of other classes are rejected by nam
       call <- right
       message_for <- function(value) {
         call[argument] <- list(value)
-        refusal(f, call)
+        outcome <- error_of(f, call)
+        if (!is.null(outcome)) conditionMessage(outcome)
       }
       if (!is.null(message_for(2))) next
       shown <- paste0(name, "(", argument, ")")
