@@ -15,10 +15,16 @@ memory without conversion.
 | bytes                             | raw                                                                       |
 | array or tensor, 1-D              | logical, integer or double vector (floats of every width are doubles)     |
 | array or tensor, n-D              | array: x[i, j] in R is x[i-1, j-1] in Python, stored in R's column order  |
+| datetime64[D], other datetime64   | Date, POSIXct in UTC                                                      |
+| timedelta64                       | difftime in seconds                                                       |
 
 From R, a vector becomes a numpy array, or a list of str and None for character and factor. A list with names becomes a
 dict, and a data.frame a dict of its columns. NA in integer or logical vectors becomes a mask; NA_real_ is a NaN with
 R's payload, so it is NA again when it is sent back.
+
+Classes of R: integer64 becomes int64, Date datetime64[D], POSIXct datetime64[us] in UTC, and difftime timedelta64[us],
+with NaT for NA. Strings are text, and lists their elements, in every class but POSIXlt. Numbers of a class that only
+describes them lose the class; other classes, such as units and Roman numerals, raise an error.
 """
 
 import struct
@@ -35,12 +41,27 @@ REFERENCE = 255
 # Types that cannot be converted, for error messages.
 UNSUPPORTED = {
     1: "a name",
+    2: "a pairlist",
     3: "a function",
     4: "an environment",
     6: "a call",
+    7: "a function",
+    8: "a function",
     15: "a complex number",
+    20: "an expression",
+    21: "byte code",
     22: "an external pointer",
+    23: "a weak reference",
+    25: "an S4 object",
+    **dict.fromkeys((241, 242, 247, 249, 250, 253), "an environment"),
 }
+# Classes of numbers that describe them and do not change their meaning, as in R/check.R.
+DESCRIPTIVE = {"AsIs", "noquote", "table", "xtabs", "ts", "mts", "labelled", "haven_labelled", "haven_labelled_spss",
+               "vctrs_vctr", "integer", "double", "numeric", "logical", "matrix", "array"}  # fmt: skip
+# Seconds of difftime's units.
+UNITS = {"secs": 1, "mins": 60, "hours": 3600, "days": 86400, "weeks": 604800}
+MICROSECONDS = 1e6
+LAST_MOMENT = 2.0**62  # NaT for larger counts
 IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 1 << 8, 1 << 9, 1 << 10
 LATIN1, UTF8, ASCII = 1 << 14, 1 << 15, 1 << 18
 
@@ -154,6 +175,9 @@ def _chars(text: str | None) -> bytes:
 
 def _array(value: Any) -> Iterator[Buffer]:
     array = as_array(value)
+    if array.dtype.kind in "mM":
+        yield from _times(array)
+        return
     if array.dtype.kind == "U":
         yield _int(STRINGS) + _length(array.size) + b"".join(_chars(str(text)) for text in array)
         return
@@ -165,6 +189,23 @@ def _array(value: Any) -> Iterator[Buffer]:
     yield from column_order(array, dtype)
     if array.ndim > 1:
         yield from _attributes({"dim": np.array(array.shape, np.int32)})
+
+
+def _times(array: np.ndarray[Any, Any]) -> Iterator[Buffer]:
+    """Dates, times and durations as numbers of a class."""
+    attributes: dict[str, Any] = {"class": ["difftime"], "units": "secs"}
+    unit = "us"
+    if array.dtype.kind == "M":
+        unit = np.datetime_data(array.dtype)[0]
+        attributes = {"class": ["Date"]} if unit == "D" else {"class": ["POSIXct", "POSIXt"], "tzone": "UTC"}
+    if array.ndim > 1:
+        attributes["dim"] = np.array(array.shape, np.int32)
+    values = array if unit == "D" else array.astype(f"{array.dtype.kind}8[us]")
+    numbers = values.astype(np.int64) / (1 if unit == "D" else MICROSECONDS)
+    numbers = np.where(np.isnat(values) | np.ma.getmaskarray(array), NA_REAL, numbers)
+    yield _int(REAL | IS_OBJECT | HAS_ATTRIBUTES) + _length(array.size)
+    yield from column_order(numbers, np.float64)
+    yield from _attributes(attributes)
 
 
 def _kind(array: np.ndarray[Any, Any]) -> tuple[int, type[np.generic]]:
@@ -234,6 +275,7 @@ class _Reader:
         self.at = 0
         self.symbols: list[str] = []
         self.depth = 0
+        self.in_attribute = False
 
     def value(self) -> Any:
         if bytes(self.take(2)) != b"B\n":
@@ -283,7 +325,9 @@ class _Reader:
             if flags & 0xFF != PAIRS or not flags & HAS_TAG:
                 raise ValueError("attributes must be pairs of a name and a value")
             name = self.symbol()
+            outer, self.in_attribute = self.in_attribute, True
             attributes[name] = self.nested(self.item)
+            self.in_attribute = outer
         return attributes
 
     def symbol(self) -> str:
@@ -343,12 +387,19 @@ class _Reader:
 
     def finish(self, kind: int, value: Any, attributes: Mapping[str, Any]) -> Any:
         names, levels, dim = (attributes.get(name) for name in ("names", "levels", "dim"))
-        if kind == LIST and names is not None:
+        classes = attributes.get("class")
+        if not isinstance(classes, list):
+            classes = []
+        if "POSIXlt" in classes:
+            raise ValueError("the class POSIXlt has no counterpart in Python: convert it with as.POSIXct() in R")
+        if kind == LIST and names is not None and not self.in_attribute:
             if len(set(names)) != len(value) or None in names or "" in names:
                 raise ValueError(f"the names of a list must be complete and unique: {names}")
             return dict(zip(names, value, strict=True))
         if kind == INTEGER and levels is not None:
             return [None if code is np.ma.masked else levels[code - 1] for code in value]
+        if kind in (LOGICAL, INTEGER, REAL):
+            value = of_class(value, classes, attributes.get("units"))
         if dim is not None and kind in (LOGICAL, INTEGER, REAL):
             return value.reshape(tuple(dim), order="F")
         return value
@@ -361,3 +412,35 @@ class _Reader:
         LIST: list,
         RAW: raw,
     }
+
+
+def of_class(value: np.ndarray[Any, Any], classes: Sequence[str], units: Any) -> np.ndarray[Any, Any]:
+    """Numbers of a class of R. units: difftime's attribute.    ValueError: the class has no counterpart in Python."""
+    match classes:
+        case [*_, "integer64"] if value.dtype == np.float64:
+            integers = value.view(np.int64)
+            missing = integers == np.iinfo(np.int64).min
+            return np.ma.MaskedArray(integers, missing) if missing.any() else integers
+        case [*_, "Date"]:
+            return _moments(value, 1, "datetime64[D]")
+        case ["POSIXct", *_]:
+            return _moments(value, MICROSECONDS, "datetime64[us]")
+        case ["difftime", *_] if isinstance(units, list) and units and units[0] in UNITS:
+            return _moments(value, UNITS[units[0]] * MICROSECONDS, "timedelta64[us]")
+    if all(name in DESCRIPTIVE or str(name).startswith("minhub_") for name in classes):
+        return value
+    name = next(name for name in classes if name not in DESCRIPTIVE)
+    raise ValueError(
+        f"the class {name} has no counterpart in Python: convert it with as.numeric() or as.character() in R"
+    )
+
+
+def _moments(value: np.ndarray[Any, Any], scale: float, dtype: str) -> np.ndarray[Any, Any]:
+    numbers = np.ma.filled(value.astype(np.float64), np.nan)
+    valid = np.abs(numbers) < LAST_MOMENT / scale  # not NA or infinite
+    numbers = np.where(valid, numbers, 0)
+    # A day begins at midnight, also before 1970.
+    counts = np.floor(numbers) if scale == 1 else np.rint(numbers * scale)
+    moments = counts.astype(np.int64).astype(dtype)
+    moments[~valid] = np.array("NaT", dtype)
+    return moments

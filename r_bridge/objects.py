@@ -1,5 +1,6 @@
 """Python objects that R references by number (models, tokenizers, lenses, weights), and the session that owns them."""
 
+import gc
 import itertools
 import threading
 import time
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from minhub_py.system.heap import release_free_pages
 from r_bridge.arguments import scalar
 
 if TYPE_CHECKING:
@@ -112,9 +114,11 @@ class Session:
         return value
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Delete the objects that R has released."""
-        for number in numbers:
-            self.objects.pop(number, None)
+        """Delete the objects that R has released, and return the memory of models to the system."""
+        kinds = [type(self.objects.pop(number, None)) for number in numbers]
+        if Model in kinds:
+            gc.collect()  # models contain reference cycles
+            release_free_pages()
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if R has cancelled the request."""

@@ -2,15 +2,20 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar
 
 from minhub_py.system.spelling import Spelling, use_spelling
 
 # `from` is a keyword in Python.
 R_NAMES = {"start": "from"}
+
+# The end of the path of minhub_install()'s virtual environment (R/python.R).
+INSTALLED = ("minhubpy", "venv")
 
 # Python's functions with another name in R.
 R_FUNCTIONS = {
@@ -56,6 +61,10 @@ class RSpelling(Spelling):
         """A call of minhub_resume()."""
         settings = [self.setting(*change) for change in changes.items()]
         return f"minhub_resume({', '.join([_quote(str(folder)), *settings])})"
+
+    def install(self, extra: str) -> str | None:
+        """A call of minhub_install() if it created this Python, which may have neither pip nor uv."""
+        return f"minhub_install(extras = {_quote(extra)})" if Path(sys.prefix).parts[-2:] == INSTALLED else None
 
 
 def _quote(value: Any) -> str:

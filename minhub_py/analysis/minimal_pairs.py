@@ -203,24 +203,24 @@ def part_surprisals(
     """
     use_bos = bos_token_id(tokenizer, model.config) is not None if bos is None else bos
     bos_id = required_bos(model, tokenizer) if use_bos else None
-    segments = [Segments([part for part in parts if part], []) for parts in texts]
+    segments = [
+        Segments([part for part in parts if part], [number for number, part in enumerate(parts) if part])
+        for parts in texts
+    ]
     spans, owners = [], []
-    for _, ids, owner, _ in encode_parts(model, tokenizer, segments, " ", add_special_tokens=use_bos):
+    for text, ids, owner, _ in encode_parts(model, tokenizer, segments, " ", add_special_tokens=use_bos):
         if bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
             owner.insert(0, None)
         spans.append(Span(ids, 1, max(len(ids), 1)))
-        owners.append(owner)
+        owners.append([None if part is None else text.rows[part] for part in owner])
     scores = Scores(model, spans, progress)
     result = []
     for offset, parts, owner in zip(scores.offsets, texts, owners, strict=False):
         bits = scores.logprobs[offset : offset + len(owner)] / -math.log(2)
         scored = ~np.isnan(bits)
         of_part = np.array([-1 if part is None else part for part in owner], int)
-        numbers = np.cumsum([bool(part) for part in parts]) - 1
-        result.append(
-            [bits[(of_part == n) & scored] if part else bits[:0] for n, part in zip(numbers, parts, strict=True)]
-        )
+        result.append([bits[(of_part == number) & scored] for number in range(len(parts))])
     return result
 
 

@@ -73,11 +73,12 @@ def target_ids(
 
     ValueError: white space next to a `sep` that is a space; a tokenizer of another model.
     """
-    texts = [Segments(list(pair), [None, None]) for pair in zip(contexts, targets, strict=True)]
+    texts = [Segments(list(pair), [None, 0]) for pair in zip(contexts, targets, strict=True)]
     pairs: list[tuple[list[int], list[int]]] = []
     examples: list[tuple[str, str]] = []
     for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep):
-        start = owners.index(1) if 1 in owners and text.parts[1] and not shared else len(ids)
+        of_target = [part is not None and text.rows[part] == 0 and text.parts[part] != "" for part in owners]
+        start = of_target.index(True) if True in of_target and not shared else len(ids)
         pairs.append((ids[:start], ids[start:]))
         if shared:
             examples.append((text.parts[0], text.parts[1]))
@@ -127,7 +128,10 @@ def describe_shared(count: int, examples: Sequence[tuple[str, str]]) -> str:
 
 
 def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segments]:
-    """The texts without characters that the tokenizer drops, which would shift its offsets; with a warning."""
+    """The texts without characters that the tokenizer drops, which would shift its offsets; with a warning.
+
+    A word of such characters only has no part, and no result: the separator before it is not its token.
+    """
     if tokenizer.token_to_id("<unk>") is not None:
         return texts
     characters = sorted({char for text in texts for part in text.parts for char in part})
@@ -136,7 +140,14 @@ def without_unknown(tokenizer: Any, texts: Sequence[Segments]) -> Sequence[Segme
         return texts
     warn(describe_unknown(tokenizer, unknown), stacklevel=4)
     table = dict.fromkeys(map(ord, unknown))
-    return [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
+    known = [Segments([part.translate(table) for part in text.parts], text.rows) for text in texts]
+    return [text if all(text.parts) else without_empty(text) for text in known]
+
+
+def without_empty(text: Segments) -> Segments:
+    """The text without empty parts."""
+    kept = [(part, row) for part, row in zip(text.parts, text.rows, strict=True) if part]
+    return Segments([part for part, _ in kept], [row for _, row in kept])
 
 
 def owners_of(

@@ -234,6 +234,7 @@ def segment_logprobs(
     token_rows: list[list[int]] = []  # for each token of each text, the row that it adds to; `count` for none
     examples: list[tuple[str, str]] = []
     undefined: set[int] = set()
+    scored: list[list[int | None]] = []  # the rows of each text
     for text, ids, owners, shared in encode_parts(model, tokenizer, texts, sep, add_special_tokens=bos is not False):
         for first, last in shared:
             examples.append((text.parts[first], text.parts[last]))
@@ -242,6 +243,7 @@ def segment_logprobs(
             ids.insert(0, bos_id)
             owners.insert(0, None)
         rows = [count if part is None or (row := text.rows[part]) is None else row for part in owners]
+        scored.append(text.rows)
         start = next((position for position, row in enumerate(rows) if row != count), len(ids))
         spans.append(Span(ids, max(start, 1), max(len(ids), 1) + (boundaries is not None and start < len(ids))))
         token_rows.append(rows)
@@ -252,7 +254,7 @@ def segment_logprobs(
         warn(describe_shared(len(undefined), examples), stacklevel=3)
     if measures.premise is not None:
         columns["pmi"] = pmi(model, tokenizer, words, columns, sep=sep, ignored=ignored, bos=bos, measures=measures)
-    add_lags(columns, [text.rows for text in texts], measures.lags)
+    add_lags(columns, scored, measures.lags)
     return columns
 
 

@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from minhub_py.system.spelling import install_call
+
 
 class Extra(NamedTuple):
     """The packages of an extra with their minimum versions, and its purpose. `MODULES`: modules with another name."""
@@ -33,7 +35,7 @@ MODULES = {"scikit-learn": "sklearn"}
 
 def install_command(name: str, *, upgrade: bool = False) -> str:
     """The command that installs an extra."""
-    return f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
+    return install_call(name) or f"{pip()} {'--upgrade ' if upgrade else ''}{shlex.quote(f'minhub_py[{name}]')}"
 
 
 def require(name: str) -> None:

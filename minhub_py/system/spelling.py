@@ -45,6 +45,10 @@ class Spelling:
         command = ["minhub", "download", identifier]
         return shlex.join(command if revision == "main" else [*command, "--revision", revision])
 
+    def install(self, extra: str) -> str | None:
+        """The call that installs an extra, if no command of pip or uv does."""
+        return None
+
 
 class ShellSpelling(Spelling):
     """Messages for the shell: settings are options, and calls are commands."""
@@ -98,6 +102,11 @@ def resume_call(folder: str | PathLike[str], **changes: object) -> str:
 def download_call(identifier: str, revision: str) -> str:
     """`Spelling.download` in the current spelling."""
     return _current.get().download(identifier, revision)
+
+
+def install_call(extra: str) -> str | None:
+    """`Spelling.install` in the current spelling."""
+    return _current.get().install(extra)
 
 
 def train_call() -> str:

@@ -24,6 +24,7 @@ from minhub_py.inference.quantize import count
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import Architecture
+from minhub_py.system.heap import release_free_pages
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, trainer_state
 from minhub_py.training.checkpoint import LossRow, Measures, Progress, RunFolder, progress_json, read_state, write_state
@@ -34,7 +35,7 @@ from minhub_py.training.errors import reading
 from minhub_py.training.estimate import estimate, is_representative
 from minhub_py.training.examples import ExampleCorpus
 from minhub_py.training.listener import Listener, StoppedError
-from minhub_py.training.memory import checkpoint_blocks, release_free_pages
+from minhub_py.training.memory import checkpoint_blocks
 from minhub_py.training.objectives import ExampleTask, example_task
 from minhub_py.training.optimizer import create_optimizer, learning_rate, random_seed
 from minhub_py.training.outputs import sample_text, write_model

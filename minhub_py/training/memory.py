@@ -1,9 +1,7 @@
 """Memory of training: gradient checkpointing, and the size of micro-batches."""
 
-import ctypes
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -65,12 +63,6 @@ def limit_kernel_cache() -> None:
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, and of PyTorch's part of it
         os.environ.setdefault(name, str(KERNELS))
-
-
-def release_free_pages() -> None:
-    """Return free pages of the heap to the system, with glibc: parts of different shapes leave gaps, which add up."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def free_memory() -> int:

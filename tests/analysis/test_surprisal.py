@@ -258,7 +258,15 @@ def test_characters_without_a_token_cause_a_warning() -> None:
     model = lstm(vocab_size=4, embedding_size=8, hidden_size=8).eval()
     with pytest.warns(UserWarning, match="not in the tokenizer's vocabulary, and left out: 'x'"):
         result = word_logprobs(model, tokenizer, ["ab", "x", "cxa"])
-    assert result["tokens"].tolist() == [2, 1, 3]  # with the spaces
+    # With the spaces. A word without known characters has none: the space before it is not its token.
+    assert result["tokens"].tolist() == [2, 0, 3]
+    known = word_logprobs(model, tokenizer, ["ab", "ca"])["logprob"]
+    assert np.isnan(result["logprob"][1])
+    assert close(result["logprob"][[0, 2]], known)
+    with pytest.warns(UserWarning, match="left out"):
+        targets = target_logprobs(model, tokenizer, ["ab", "ab", "x", "ab"], ["c", "x", "c", "cx"])
+    expected = target_logprobs(model, tokenizer, ["ab", "ab", None, "ab"], ["c", None, "c", "c"])
+    assert close(targets["logprob"], expected["logprob"])
 
 
 def test_one_warning_lists_the_unknown_characters_of_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,19 @@ TO_R: list[tuple[Any, str]] = [
     (np.arange(12).reshape(3, 4)[:, ::-1][1:], "matrix(c(7:4, 11:8), 2, byrow = TRUE)"),
     (np.arange(3 * 2**17, dtype=np.float32).reshape(3, -1), "matrix(as.numeric(0:393215), 3, byrow = TRUE)"),
     (np.arange(3 * 2**17).reshape(-1, 3), "matrix(0:393215, ncol = 3, byrow = TRUE)"),
+    (np.array(["2026-01-02", "NaT"], "datetime64[D]"), 'as.Date(c("2026-01-02", NA))'),
+    (
+        np.array(["1969-12-31T23:59:59.5", "NaT"], "datetime64[ms]"),
+        'as.POSIXct(c(-0.5, NA), "UTC", origin = "1970-01-01")',
+    ),
+    (
+        np.ma.MaskedArray(np.array([1500, 2], "timedelta64[ms]"), [False, True]),
+        'as.difftime(c(1.5, NA), units = "secs")',
+    ),
+    (
+        np.array([["2026-01-02", "2026-01-03"]], "datetime64[D]"),
+        'structure(c(20455, 20456), class = "Date", dim = 1:2)',
+    ),
     (Frame({"a": np.array([1, 2]), "b": ["x", None]}), 'data.frame(a = 1:2, b = c("x", NA))'),
     (Frame({"a": np.array([], np.int32), "b": arguments.character([])}), "data.frame(a = integer(), b = character())"),
     (Frame({}), "data.frame()"),
@@ -132,7 +145,28 @@ FROM_R: list[tuple[str, Any]] = [
     ("matrix(1:6, 2)", np.array([[1, 3, 5], [2, 4, 6]], np.int32)),
     ("array(as.numeric(1:24), 2:4)", np.arange(1.0, 25).reshape((2, 3, 4), order="F")),
     ("matrix(c(1L, NA, 3L, 4L), 2)", np.ma.MaskedArray([[1, 3], [0, 4]], [[False, False], [True, False]])),
-    ("structure(1:2, names = c('a', 'b'), class = 'whatever', note = list(1))", np.array([1, 2], np.int32)),
+    (
+        "structure(1:2, class = c('haven_labelled', 'vctrs_vctr', 'integer'), labels = c(x = 1L))",
+        np.array([1, 2], np.int32),
+    ),
+    ('table(c("a", "b", "a"))', np.array([2, 1], np.int32)),
+    ('structure("a", class = c("glue", "character"))', ["a"]),
+    ("structure(list(x = 1), class = 'whatever')", {"x": np.array([1.0])}),
+    # bit64::as.integer64(c(2^40, NA, -7)): the bits of integers in doubles
+    (
+        "structure(readBin(as.raw(c(0, 0, 0, 0, 0, 1, 0, 0, rep(0, 7), 128, 249, rep(255, 7))), 'double', 3), "
+        "class = 'integer64')",
+        np.ma.MaskedArray(np.array([2**40, 0, -7]), [False, True, False]),
+    ),
+    ('as.Date(c("2026-01-02", NA, "1969-12-31")) + 0.5', np.array(["2026-01-02", "NaT", "1969-12-31"], "M8[D]")),
+    ("as.Date(0:1, origin = '1970-01-01')", np.array(["1970-01-01", "1970-01-02"], "datetime64[D]")),
+    (
+        'as.POSIXct(c("2026-01-02 12:00:00.25", NA), tz = "Europe/Berlin")',
+        np.array(["2026-01-02T11:00:00.25", "NaT"], "datetime64[us]"),
+    ),
+    ("as.POSIXct(Inf, origin = '1970-01-01')", np.array(["NaT"], "datetime64[us]")),
+    ('as.difftime(c(1.5, NA), units = "hours")', np.array([5_400_000_000, "NaT"], "timedelta64[us]")),
+    ('data.frame(day = as.Date("2026-01-02"))', {"day": np.array(["2026-01-02"], "datetime64[D]")}),
     ("structure(list(x = 1), note = 'a', other = 'b')", {"x": np.array([1.0])}),
 ]  # fmt: skip
 
@@ -141,6 +175,8 @@ def same(a: Any, b: Any) -> bool:
     match a, b:
         case np.ndarray(), np.ndarray():
             masks = np.array_equal(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
+            if a.dtype.kind in "mM":
+                return a.dtype == b.dtype and np.array_equal(a.astype(np.int64), b.astype(np.int64))
             return a.dtype == b.dtype and a.shape == b.shape and masks and bool(np.ma.allequal(a, b))
         case list(), list():
             return len(a) == len(b) and all(map(same, a, b))
@@ -187,12 +223,33 @@ def test_frame_columns_must_have_equal_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["quote(x)", "function(x) x", "globalenv()", "1i", "expression(a)", "y ~ x", "new.env()"]
+    ("code", "kind"),
+    [
+        ("quote(x)", "a name"),
+        ("function(x) x", "a function"),
+        ("sum", "a function"),
+        ("globalenv()", "an environment"),
+        ("1i", "a complex number"),
+        ("expression(a)", "an expression"),
+        ("y ~ x", "a call"),
+        ("new.env()", "an environment"),
+        ("baseenv()", "an environment"),
+        ("asNamespace('stats')", "an environment"),
+        ("pairlist(a = 1)", "a pairlist"),
+        ("methods::getClass('numeric')", "an S4 object"),
+        ("as.POSIXlt('2026-01-02')", "the class POSIXlt"),
+        ("utils::as.roman(5)", "the class roman"),
+        ("as.hexmode(10)", "the class hexmode"),
+        ("structure(5, class = 'units', units = 'm')", "the class units"),
+        ("list(a = list(utils::as.roman(5)))", "the class roman"),
+        ("structure(list(a = as.octmode(8)), class = 'data.frame')", "the class octmode"),
+        ("structure(TRUE, class = 'answer')", "the class answer"),
+    ],
 )
-def test_unsupported_r_values_raise_value_error(tmp_path: Path, code: str) -> None:
-    """Values that can be called or evaluated are not supported."""
+def test_unsupported_r_values_raise_value_error(tmp_path: Path, code: str, kind: str) -> None:
+    """Values that can be called or evaluated, and numbers with another meaning, are rejected by name."""
     data = in_r(tmp_path, f"writeBin(serialize({code}, NULL, xdr = FALSE, version = 2), OUT)")
-    with pytest.raises(ValueError, match="has no counterpart in Python"):
+    with pytest.raises(ValueError, match=f"^{kind} has no counterpart in Python"):
         loads(data)
 
 

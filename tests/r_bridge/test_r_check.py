@@ -104,6 +104,26 @@ def test_help_pages_have_a_value_and_links() -> None:
         assert not of_function or "\\value{" in text, f"{page.name}: @returns"
 
 
+# Arguments of other functions that the help of an argument names.
+OF_OTHERS = {
+    "generate.Rd": {"mtp"},
+    "gpt2.Rd": {"n_positions", "resid_pdrop", "hidden_size"},
+    "minhub_train.Rd": {"quantize"},
+}
+
+
+def test_help_of_arguments_names_arguments_of_the_function() -> None:
+    """Also inherited help."""
+    for page in (R_PACKAGE / "man").glob("*.Rd"):
+        text = page.read_text(encoding="utf-8")
+        usage = re.search(r"\\usage\{(.*?)\n\}\n", text, re.DOTALL)
+        arguments = re.search(r"\\arguments\{(.*?)\n\}\n", text, re.DOTALL)
+        if usage and arguments:
+            known = set(re.findall(r"[A-Za-z_.][\w.]*(?=\s*(?:=|,|\)|\n))", usage[1]))
+            named = set(re.findall(r"\\code\{([a-z_]+) = ", arguments[1]))
+            assert named <= known | OF_OTHERS.get(page.name, set()), page.name
+
+
 def test_code_of_vignettes_is_at_most_80_columns_wide() -> None:
     """The pages clip wider code and output."""
     for source in (R_PACKAGE / "vignettes").glob("*.Rmd"):

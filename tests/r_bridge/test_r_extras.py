@@ -88,6 +88,30 @@ def test_missing_extras_are_reported_before_work_starts(library: Path, bare_pyth
     )
 
 
+def test_missing_extras_are_reported_with_a_call_that_works(library: Path, bare_python: Path, tmp_path: Path) -> None:
+    """The virtual environment of minhub_install() may have neither pip nor uv."""
+    (tmp_path / "minhubpy").mkdir()
+    (tmp_path / "minhubpy" / "venv").symlink_to(bare_python.parent.parent)
+    python = tmp_path / "minhubpy" / "venv" / bare_python.parent.name / bare_python.name
+    (tmp_path / "code.R").write_text("""
+        library(minhubpy)
+        options(minhubpy.quiet = TRUE)
+        show <- function(expr) cat("@", tryCatch({ expr; "no error" }, minhubpy_error = conditionMessage), "\n")
+        show(linear_probe(matrix(rnorm(40), 10), rep(c("a", "b"), 5)))
+        show(minhub_serve(gpt2_from_pretrained("minhub/shakespeare-gpt2")))
+        report <- minhub_doctor()
+        cat("@", report$advice[grepl("^extra ", report$what)], sep = "\n@ ")
+        cat("\n@", c(minhubpy:::EXTRAS, minhubpy:::OTHER_EXTRAS))
+    """)
+    lines = [line[2:].strip() for line in run_r(library, python, str(tmp_path / "code.R")).splitlines()
+             if line.startswith("@ ")]  # fmt: skip
+    probe, serve, *advice = [line for line in lines if line]
+    assert probe.endswith('scikit-learn: install with minhub_install(extras = "probe")')
+    assert serve.endswith('install with minhub_install(extras = "serve")')
+    assert advice[:-1] == [f'minhub_install(extras = "{name}")' for name in EXTRAS]
+    assert set(advice[-1].split()) == set(EXTRAS)  # the choices of minhub_install(extras = )
+
+
 def test_examples_and_tests_skip_what_needs_a_missing_extra(library: Path, bare_python: Path, tmp_path: Path) -> None:
     pages = [page for page in (R_PACKAGE / "man").glob("*.Rd") if PAGES.search(page.read_text(encoding="utf-8"))]
     assert len(pages) > 2

@@ -293,3 +293,67 @@ def test_folders_of_killed_sessions_are_removed(start_r: StartR) -> None:
     finally:
         for folder in (*folders, recent):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+RELEASES = """
+    number <- function(model) attr(model, "self")$handle$number
+    is_stored <- function(n) !inherits(try(minhubpy:::ask("parameters", model = n), silent = TRUE), "try-error")
+    load <- function() gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1)
+    m <- load()
+    n <- number(m)
+    m <- load()
+    say("replaced", is_stored(n))
+    n <- number(m)
+    m <- NULL
+    say("assigned", is_stored(n))
+    m <- load()
+    n <- number(m)
+    rm(m)
+    say("removed", is_stored(n))
+    m <- load()
+    other <- m
+    n <- number(m)
+    rm(m)
+    say("shared", is_stored(n))
+    loop <- function() {
+      numbers <- integer()
+      for (i in 1:3) {
+        a <- load()
+        numbers <- c(numbers, number(a))
+      }
+      vapply(numbers, is_stored, NA)
+    }
+    say("loop", loop())
+"""
+
+
+def test_models_are_released_at_once(start_r: StartR) -> None:
+    """R's garbage collection alone would not run: a model takes almost none of R's memory."""
+    r = start_r(f"{RELEASES}\n    minhub_stop()\n    rm(other)\n    say(is.null(minhubpy:::session$link))")
+    assert [r.receive() for _ in range(4)] == ["replaced FALSE", "assigned FALSE", "removed FALSE", "shared TRUE"]
+    # In a function, the next load releases the model.
+    assert r.receive() == "loop FALSE TRUE TRUE"
+    assert r.receive() == "TRUE"  # rm() started no worker
+    r.end()
+
+
+def test_memory_of_a_released_model_is_free(start_r: StartR) -> None:
+    r = start_r("""
+        small <- gpt2(vocab_size = 10, n_embd = 8, n_head = 2, n_layer = 1)
+        say(pid()); receive()
+        m <- gpt2(vocab_size = 5000, n_embd = 512, n_layer = 8, n_head = 8)
+        say("loaded"); receive()
+        rm(m)
+        say("released"); receive()
+    """)
+    worker = psutil.Process(int(r.receive()))
+    before = worker.memory_info().rss
+    sizes = []
+    for state in ("loaded", "released"):
+        r.say()
+        assert r.receive() == state
+        sizes.append(worker.memory_info().rss - before)
+    r.say()
+    r.end()
+    assert sizes[0] > 100e6  # 28 million parameters
+    assert sizes[1] < 20e6

@@ -104,7 +104,8 @@ def test_a_large_model_has_small_parts() -> None:
 MANY_SHAPES = """
 import ctypes, sys
 import torch
-from minhub_py.training.memory import limit_kernel_cache, release_free_pages
+from minhub_py.system.heap import release_free_pages
+from minhub_py.training.memory import limit_kernel_cache
 
 def resident():
     release_free_pages()

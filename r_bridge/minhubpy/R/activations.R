@@ -21,7 +21,8 @@
 #'
 #' @inheritParams next_tokens
 #' @param model A model, see [from_pretrained()], or the result of [intervene()].
-#' @param texts A character vector, or token IDs.
+#' @param texts A character vector, or token IDs. A text that is `NA` has no rows,
+#'   or with `pool` a row of `NA`.
 #' @param at The names of points. By default, the embeddings and the output of
 #'   each layer.
 #' @param pool `"none"` for a row per token, `"last"` for the last token of each
@@ -46,13 +47,27 @@
 #' @export
 activations <- function(model, texts, at = NULL, pool = c("none", "last", "mean"), targets = NULL, tokenizer = NULL) {
   model <- check_model(model)
+  at <- if (!is.null(at)) texts(at)
+  pool <- choice(pool, c("none", "last", "mean"))
+  texts <- texts_or_ids(texts, "texts", missing = TRUE)
+  targets <- optional(targets, texts_or_ids, "targets", missing = TRUE)
+  if (!is.null(targets) && length(targets) != length(texts)) {
+    fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
+  }
+  kept <- if (is.null(targets)) present(texts) else present(texts, targets)
+  # Without texts, one token determines the points and the number of channels, and has no rows.
+  of <- function(x) if (!is.null(x)) if (length(kept)) x[kept] else list(0L)
   result <- ask(
     "activations",
-    model = model, texts = texts_or_ids(texts, "texts"), tokenizer = check_tokenizer(tokenizer),
-    at = if (is.null(at)) NULL else texts(at), pool = choice(pool, c("none", "last", "mean")),
-    targets = optional(targets, texts_or_ids, "targets")
+    model = model, texts = of(texts), tokenizer = check_tokenizer(tokenizer), at = at, pool = pool, targets = of(targets)
   )
-  structure(result$values, rows = result$rows, class = "minhub_activations")
+  rows <- result$rows
+  rows$text <- kept[rows$text]
+  chosen <- if (pool == "none") which(!is.na(rows$text)) else match(seq_along(texts), rows$text)
+  rows <- rows[chosen, ]
+  if (pool != "none") rows$text <- seq_along(texts)
+  rownames(rows) <- NULL
+  structure(lapply(result$values, function(values) values[chosen, , drop = FALSE]), rows = rows, class = "minhub_activations")
 }
 
 #' @export
@@ -171,7 +186,7 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #'
 #' Predicts labels from activations by a logistic regression, or numbers by a
 #' ridge regression, and measures the predictions by cross-validation. Requires
-#' the Python package scikit-learn.
+#' the extra `probe` of minhub_py, see [minhub_install()].
 #'
 #' Rows of a group are in the same fold. The interval is a bootstrap over groups.
 #' The control has the same folds and shuffled labels.
@@ -196,11 +211,14 @@ print.minhub_direction <- function(x, ...) print_format(x, ...)
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 linear_probe <- function(x, y, groups = NULL, folds = 5, penalty = 1, bootstrap = 1000, seed = 0) {
-  if (!is.matrix(x) || !is.numeric(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
+  x <- plain(x)
+  y <- plain(y)
+  groups <- plain(groups)
+  if (!is.matrix(x) || !is_plain_number(x)) fail("x must be a numeric matrix, such as activations(...)[[1]], not ", describe(x))
   if (is.logical(y)) y <- as.character(y)
   if (is.factor(y) || is.character(y)) {
     y <- texts(y)
-  } else if (is.numeric(y)) {
+  } else if (is_plain_number(y)) {
     if (anyNA(y)) fail("y must not contain NA, as at position ", positions_of(is.na(y)), ": drop these rows")
     y <- as.double(y)
   } else {

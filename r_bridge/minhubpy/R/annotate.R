@@ -16,6 +16,8 @@
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
 #' @param texts A character vector or a factor, or a data frame with a column
 #'   `text`. The result of a text that is `NA` is `NA`.
 #' @param labels Labels: a character vector. Its names, if any, are the labels, and
@@ -125,12 +127,13 @@ label_agreement <- function(..., level = c("nominal", "ordinal", "interval", "ra
                             seed = 0) {
   raters <- list(...)
   if (length(raters) == 1L && is.data.frame(raters[[1L]])) raters <- as.list(raters[[1L]])
+  raters <- lapply(raters, plain, what = "a rater")
   if (length(raters) < 2L) fail("label_agreement() needs at least two raters: pass one vector for each, or a data frame")
   level <- choice(level, c("nominal", "ordinal", "interval", "ratio"))
   categories <- NULL
   factors <- vapply(raters, is.factor, NA)
   if (any(factors)) categories <- unique(unlist(lapply(raters, function(x) if (is.factor(x)) levels(x) else sort(unique(as.character(x))))))
-  numeric <- !any(factors) && all(vapply(raters, function(x) is.numeric(x) || is.logical(x), NA))
+  numeric <- !any(factors) && all(vapply(raters, function(x) is_plain_number(x) || is.logical(x), NA))
   names <- names(raters)
   raters <- lapply(raters, function(x) if (numeric) as.double(x) else as.character(x))
   result <- ask(

@@ -159,14 +159,18 @@ plain_config <- function(config, example) {
     fail("settings must have names, such as ", example)
   }
   if (anyDuplicated(names(config))) fail("settings must not be repeated: ", names(config)[duplicated(names(config))][[1L]])
-  plain <- function(x) {
+  config[] <- lapply(config, plain_setting)
+  valid <- function(x) {
     kind <- is.numeric(x) || is.logical(x) || is.list(x) || (is.character(x) && all(validUTF8(x)))
-    is.null(x) || kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE)
+    is.null(x) || kind && !is.object(x) && length(x) > 0L && !anyNA(x, recursive = TRUE) && (!is.list(x) || all(vapply(x, valid, NA)))
   }
-  bad <- Position(Negate(plain), config)
+  bad <- Position(Negate(valid), config)
   if (!is.na(bad)) fail("the setting ", names(config)[[bad]], " must not be ", describe(config[[bad]]))
   config
 }
+
+# A setting as plain values, also in lists.
+plain_setting <- function(x) if (is_plain_list(x)) lapply(x, plain_setting) else plain(x, "a setting")
 
 load_config <- function(family, identifier, revision, token, local_files_only, seed) {
   new_model("from_config", list(

@@ -4,7 +4,8 @@
 ask <- function(method, ..., on_event = NULL) {
   not_now()
   link <- connect()
-  arguments <- lapply(list(...), reference)
+  arguments <- list(...)
+  arguments <- Map(to_python, arguments, names(arguments))
   # An interrupt is handled between two frames only: a partly read frame would break the connection.
   answer <- suspendInterrupts(exchange(link, method, arguments, on_event))
   for (text in answer$warnings) warn(text)
@@ -112,7 +113,9 @@ new_handle <- function(number) {
   handle <- new.env(parent = emptyenv())
   handle$number <- number
   handle$epoch <- session$link$epoch
+  session$handles <- session$handles + 1L
   reg.finalizer(handle, function(handle) {
+    session$handles <- session$handles - 1L
     if (identical(handle$epoch, session$link$epoch)) session$released <- c(session$released, handle$number)
   })
   handle
@@ -122,6 +125,17 @@ take_released <- function() {
   released <- session$released
   session$released <- integer()
   released
+}
+
+# An argument as a value that means the same in Python: without classes, and with the numbers of Python's objects. `what`:
+# the name of the argument.
+to_python <- function(x, what) {
+  x <- plain(reference(x), what)
+  if (is.object(x) && !is.factor(x) && !is.data.frame(x)) {
+    fail(what, " must not contain ", describe(x), ": convert it with as.numeric() or as.character()")
+  }
+  if (is.list(x)) x[] <- lapply(x, to_python, what = what)
+  x
 }
 
 # Replaces a model, tokenizer or lens by its number in Python. Reloads objects of an earlier worker or from an RDS file.
@@ -153,7 +167,11 @@ new_self <- function(method, arguments, title) {
   self
 }
 
+# The methods that allocate weights.
+LOADING <- c("from_pretrained", "from_config", "fresh")
+
 create <- function(self) {
+  if (self$how$method %in% LOADING) collect_handles()
   result <- do.call(ask, c(list(self$how$method), self$how$arguments, list(on_event = show_progress())))
   self$handle <- new_handle(if (is.list(result)) result$number else result)
   result

@@ -45,7 +45,7 @@
 #'   required = "age")`, or JSON text. Replies may omit properties that are not
 #'   in `required`. They have no other properties than those in `properties`,
 #'   unless the schema has `additionalProperties = TRUE`. `reply$data` contains
-#'   the reply as an R value. Requires the extra `minhub_py[json]`, see
+#'   the reply as an R value. Requires the extra `json` of minhub_py, see
 #'   [minhub_install()]. Choose a `max_new_tokens` that is large enough for the
 #'   complete JSON text.
 #' @param top The number of most likely tokens to store at each position, for
@@ -300,7 +300,8 @@ length.minhub_chat <- function(x) length(attr(x, "self")$exchanges)
 #' @export
 `[.minhub_chat` <- function(x, i) {
   self <- attr(x, "self")
-  if (!is.numeric(i) && !is.logical(i)) fail("turns must be selected by number, not by ", describe(i))
+  i <- plain(i, "turns")
+  if (!is_plain_number(i) && !is.logical(i)) fail("turns must be selected by number, not by ", describe(i))
   turns <- seq_along(self$exchanges)[i]
   if (anyNA(turns)) fail("turns must be between 1 and ", length(x), ", the number of turns in the chat")
   copy <- list2env(as.list(self, all.names = TRUE), parent = emptyenv())

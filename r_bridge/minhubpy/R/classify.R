@@ -10,6 +10,8 @@
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
 #' @param model A model with a sequence classification head, see
 #'   [from_pretrained()].
 #' @param texts A character vector or a factor, or a data frame with a column
@@ -82,6 +84,8 @@ with_labels <- function(input, result) {
 #'
 #' @inheritParams generate
 #' @inheritParams word_logprobs
+#' @param resume The path of an .rds file that stores the results of a long job,
+#'   so that the same call can resume it, see [word_logprobs()].
 #' @param model A text encoder with a token classification head, see
 #'   [from_pretrained()].
 #' @param texts A character vector or a factor, or a data frame with a column

@@ -68,7 +68,7 @@ text_embeddings <- function(model, texts, layer = -1, pool = NULL, tokenizer = N
     fail("texts must be a column of the data frame, not the data frame: pass ", deparse(substitute(texts))[[1L]], "$", column)
   }
   labels <- labels_of(texts)
-  texts <- texts_with_missing(texts)
+  texts <- texts_or_ids(texts, missing = TRUE)
   settings <- list(
     tokenizer = check_tokenizer(tokenizer), layer = whole_number(layer, min = -1e6), pool = pool,
     prompt = optional(prompt, string, "prompt"), dimensions = optional(dimensions, whole_number, "dimensions", min = 1),

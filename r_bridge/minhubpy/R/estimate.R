@@ -24,9 +24,10 @@
 #' \dontshow{minhubpy:::end_example()}
 #' @export
 choose_for_coding <- function(x, n, minimum = 0.1, uncertainty = NULL, seed = NULL) {
-  margin <- if (is.data.frame(x)) column_of(x, "margin") else x
-  if (!is.numeric(margin)) fail("x must be margins or a data frame with a column margin, not ", describe(x))
-  if (!is.null(uncertainty) && !is.numeric(uncertainty)) fail("uncertainty must be numbers, not ", describe(uncertainty))
+  margin <- plain(if (is.data.frame(x)) column_of(x, "margin") else x)
+  uncertainty <- plain(uncertainty)
+  if (!is_plain_number(margin)) fail("x must be margins or a data frame with a column margin, not ", describe(x))
+  if (!is.null(uncertainty) && !is_plain_number(uncertainty)) fail("uncertainty must be numbers, not ", describe(uncertainty))
   if (is.null(seed)) seed <- sample.int(.Machine$integer.max, 1L)
   result <- ask(
     "choose_for_coding",
@@ -95,23 +96,26 @@ corrected_estimate <- function(formula, data, prediction, probability = NULL, fa
                                confidence = 0.95, cluster = NULL, cross_fit = 0, splits = 10, seed = 0) {
   if (!inherits(formula, "formula") || length(formula) != 3L) fail("formula must have two sides, such as human ~ year, not ", describe(formula))
   if (!is.data.frame(data)) fail("data must be a data frame, not ", describe(data))
+  data <- plain_columns(data)
   frame <- tryCatch(
     stats::model.frame(formula, data, na.action = stats::na.pass),
     error = function(error) fail("formula cannot be evaluated with the columns of data (", toString(names(data)), "): ", conditionMessage(error))
   )
-  human <- stats::model.response(frame)
-  if (!is.numeric(human) && !is.logical(human)) {
+  human <- plain(stats::model.response(frame))
+  if (!is_plain_number(human) && !is.logical(human)) {
     fail("the left side of formula must be numbers or logical values, not ", describe(human), ': compare it, as in human == "positive"')
   }
   design <- stats::model.matrix(attr(frame, "terms"), frame)
   if (nrow(design) != nrow(data)) fail("a covariate is missing for some texts: remove those rows")
   column <- function(value, what) {
     if (is.character(value) && length(value) == 1L) value <- column_of(data, value)
-    if (!is.numeric(value) && !is.logical(value)) fail(what, " must be numbers, logical values or the name of such a column, not ", describe(value))
+    value <- plain(value, what)
+    if (!is_plain_number(value) && !is.logical(value)) fail(what, " must be numbers, logical values or the name of such a column, not ", describe(value))
     if (length(value) != nrow(data)) fail(what, " must have one value for each of ", nrow(data), " rows, not ", length(value))
     as.double(value)
   }
   if (is.character(cluster) && length(cluster) == 1L) cluster <- column_of(data, cluster)
+  cluster <- plain(cluster)
   if (!is.null(cluster)) {
     if (!is.atomic(cluster)) fail("cluster must be a vector or the name of a column, not ", describe(cluster))
     if (length(cluster) != nrow(data)) fail("cluster must have one value for each of ", nrow(data), " rows, not ", length(cluster))

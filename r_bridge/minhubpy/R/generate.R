@@ -8,6 +8,7 @@
 #' @param x A model, see [from_pretrained()], or a run of [minhub_train()].
 #' @param prompts A character vector. Or 0-based token IDs: a vector, a matrix
 #'   with one row per prompt, or a list of vectors, which may differ in length.
+#'   The new text of a prompt that is `NA` is `NA`.
 #' @param max_new_tokens The maximum number of new tokens for each prompt.
 #' @param temperature Divides the logits. Values below 1 favor likely tokens,
 #'   values above 1 increase variety, and 0 selects the most likely token (greedy
@@ -80,9 +81,11 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   no_more_arguments(...)
   model <- check_model(x)
   if (missing(prompts)) fail("prompts is missing: pass text, such as generate(model, \"ROMEO:\")")
+  temperature <- number(temperature)
   labels <- labels_of(prompts)
-  prompts <- texts_or_ids(prompts)
-  one_text <- is.character(prompts) && length(prompts) == 1L
+  prompts <- texts_or_ids(prompts, missing = TRUE)
+  kept <- present(prompts)
+  one_text <- is.character(prompts) && length(prompts) == 1L && length(kept) == 1L
   if (is.function(stream) && !one_text) fail("stream must not be a function for several prompts or token IDs: pass one prompt of text")
   if (!is.null(resume)) {
     if (is.null(seed) && temperature > 0) fail("resume requires a seed, such as seed = 1, so that the same call generates the same texts")
@@ -106,7 +109,9 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   mtp <- identical(draft, "mtp")
   draft <- if (!mtp) optional(draft, check_model, what = "draft")
   if (streaming && !is.function(stream)) on.exit(if (has_run(echo)) cat("\n"))
-  seeds <- seeds(seed, length(prompts), temperature)
+  seeds <- seeds(seed, length(prompts), temperature)[kept]
+  n <- length(prompts)
+  prompts <- prompts[kept]
   job <- c(list(call = "generate", model = model, prompts = prompts, seeds = seeds), settings)
   result <- in_parts(seq_along(prompts), resume, job, function(rows, on_event) {
     part <- list("generate", model = model, prompts = prompts[rows], seeds = seeds[rows], draft = draft, mtp = mtp)
@@ -115,7 +120,7 @@ generate.minhub_model <- function(x, prompts, max_new_tokens = 64, temperature =
   if (streaming && !is.function(stream)) echo()
   if (!is.null(result$drafts)) note(result$drafts[[2L]], " of ", result$drafts[[1L]], " draft tokens were accepted")
   if (is.character(prompts)) {
-    text <- stats::setNames(result$texts, labels)
+    text <- stats::setNames(replace(rep(NA_character_, n), kept, result$texts), labels)
     if (streaming) invisible(text) else text
   } else {
     stats::setNames(result$ids, labels)
@@ -135,8 +140,9 @@ no_more_arguments <- function(...) {
   if (!...length()) return(invisible())
   name <- names(list(...))[[1L]] %||% ""
   if (nzchar(name)) {
-    known <- names(formals(generate.minhub_model))
-    similar <- known[startsWith(known, substr(name, 1L, 3L)) | utils::adist(name, known) <= 2]
+    known <- setdiff(names(formals(generate.minhub_model)), c("x", "..."))
+    # A short name is similar to every other short name.
+    similar <- known[(nchar(name) > 2L & startsWith(known, substr(name, 1L, 3L))) | utils::adist(name, known) <= min(2, nchar(name) %/% 3)]
     advice <- if (length(similar)) c("did you mean ", similar[[1L]], "?") else "see ?generate for the arguments"
     fail("unknown argument ", name, ": ", advice)
   }
@@ -200,7 +206,8 @@ typed_lines <- function() {
 
 seeds <- function(seed, n, temperature) {
   if (is.null(seed)) return(if (temperature > 0) draw_seeds(n) else numeric(n)) # greedy decoding draws no random numbers
-  if (!is.numeric(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
+  seed <- plain(seed)
+  if (!is_plain_number(seed) || !length(seed) %in% c(1L, n) || anyNA(seed) || any(seed != floor(seed) | abs(seed) > 2^53)) {
     fail("seed must be a whole number, or one for each prompt, not ", describe(seed))
   }
   rep_len(as.double(seed), n)
@@ -210,7 +217,8 @@ end_ids <- function(eos_id) {
   if (identical(eos_id, "auto")) return(NULL)
   if (is.null(eos_id)) return(integer())
   most <- .Machine$integer.max
-  if (!is.numeric(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
+  eos_id <- plain(eos_id)
+  if (!is_plain_number(eos_id) || anyNA(eos_id) || any(eos_id != floor(eos_id) | eos_id < 0 | eos_id > most)) {
     fail('eos_id must be "auto", NULL or token IDs, not ', describe(eos_id))
   }
   as.integer(eos_id)
@@ -236,7 +244,8 @@ check_tokenizer <- function(tokenizer) {
 #'
 #' @inheritParams generate
 #' @param model A model, see [from_pretrained()], or a run of [minhub_train()].
-#' @param prompt A character vector, or 0-based token IDs as in [generate()].
+#' @param prompt A character vector, or 0-based token IDs as in [generate()]. A
+#'   prompt that is `NA` has no rows.
 #' @param n The number of tokens for each prompt.
 #' @returns A data frame of class `minhub_next_tokens` with `n` rows per prompt,
 #'   sorted by probability, and the columns
@@ -260,12 +269,13 @@ check_tokenizer <- function(tokenizer) {
 next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
   model <- check_model(model)
   labels <- labels_of(prompt)
-  prompts <- texts_or_ids(prompt, "prompt")
+  prompts <- texts_or_ids(prompt, "prompt", missing = TRUE)
+  kept <- present(prompts)
   result <- ask(
     "next_tokens",
-    model = model, prompts = prompts, tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1)
+    model = model, prompts = prompts[kept], tokenizer = check_tokenizer(tokenizer), n = whole_number(n, min = 1)
   )
-  if (length(prompts) == 1L) result$prompt <- NULL else result$prompt <- text_of_row(result$prompt, labels)
+  if (length(prompts) == 1L) result$prompt <- NULL else result$prompt <- text_of_row(kept[result$prompt], labels)
   structure(result, class = c("minhub_next_tokens", "data.frame"))
 }
 
@@ -320,14 +330,16 @@ next_tokens <- function(model, prompt, n = 10, tokenizer = NULL) {
 token_logprobs <- function(model, texts, tokenizer = NULL, targets = NULL, sep = " ", bits = FALSE, resume = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
-  texts <- texts_or_ids(na_as_empty(texts), "texts")
+  texts <- texts_or_ids(texts, "texts", missing = TRUE)
+  kept <- present(texts)
   if (!is.null(targets)) {
-    targets <- texts_or_ids(targets, "targets")
+    targets <- texts_or_ids(targets, "targets", missing = TRUE)
     if (length(targets) != length(texts)) fail("targets must have one value for each of ", length(texts), " texts, not ", length(targets))
+    kept <- present(texts, targets)
   }
   settings <- list(tokenizer = check_tokenizer(tokenizer), bits = flag(bits), sep = string(sep, "sep"))
-  result <- ask_in_parts("score", model, list(texts = texts, targets = targets), settings, resume, join = join_tokens)
-  result$text <- text_of_row(result$text, labels)
+  result <- ask_in_parts("score", model, list(texts = texts[kept], targets = targets[kept]), settings, resume, join = join_tokens)
+  result$text <- text_of_row(kept[result$text], labels)
   # The attribute contains the first token of each text, which has no row, for plot().
   structure(result, class = c("minhub_token_logprobs", "data.frame"), texts = if (is.character(texts) && is.null(targets)) texts)
 }
@@ -344,11 +356,14 @@ join_tokens <- function(result, rows) {
 #' @export
 perplexity <- function(model, texts, tokenizer = NULL) {
   model <- check_model(model)
+  labels <- labels_of(texts)
+  texts <- texts_or_ids(texts, "texts", missing = TRUE)
+  kept <- present(texts)
   values <- ask(
     "perplexity",
-    model = model, texts = texts_or_ids(na_as_empty(texts), "texts"), tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
+    model = model, texts = texts[kept], tokenizer = check_tokenizer(tokenizer), on_event = show_progress()
   )
-  stats::setNames(values, labels_of(texts))
+  stats::setNames(replace(rep(NA_real_, length(texts)), kept, values), labels)
 }
 
 #' @export
@@ -391,7 +406,8 @@ sampling_settings <- function(x) {
 check_bias <- function(x) {
   if (is.null(x) || identical(names(x), c("id", "bias"))) return(x)
   ids <- names(x)
-  if (!is.numeric(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
+  x <- plain(x, "logit_bias")
+  if (!is_plain_number(x) || anyNA(x) || is.null(ids) || !all(grepl("^[0-9]{1,9}$", ids))) {
     fail("logit_bias must be numbers named by token IDs, such as c(\"42\" = -100), not ", describe(x))
   }
   if (any(abs(x) > 100)) fail("logit_bias must be between -100 and 100, not ", format(x[abs(x) > 100][[1L]]))

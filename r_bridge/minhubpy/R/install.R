@@ -7,14 +7,21 @@
 #'
 #' @section Optional Python packages:
 #' Some functions require an extra of minhub_py. `minhub_install()` installs all
-#' of them. [minhub_doctor()] lists the extras that another Python lacks.
+#' of them, except wandb. [minhub_doctor()] lists the extras that another Python
+#' lacks.
 #'
-#' * `minhub_py[serve]`: [minhub_serve()].
-#' * `minhub_py[json]`: replies that follow a `schema`.
-#' * `minhub_py[gguf]`: GGUF files.
+#' * `gguf`: GGUF files.
+#' * `json`: replies that follow a `schema`.
+#' * `plot`: the picture of the losses in the folder of a run.
+#' * `probe`: [linear_probe()], and [steering_direction()] with
+#'   `method = "logistic"`.
+#' * `serve`: [minhub_serve()].
+#' * `tables`: training on .parquet files.
+#' * `tensorboard`, `wandb`: the `metrics` of [minhub_train()].
 #'
-#' To add them to another Python, run
-#' `python -m pip install "minhub_py[serve,json,gguf]"`.
+#' `minhub_install(extras = "wandb")` adds extras to the virtual environment of an
+#' earlier call; models remain loaded. To add them to another Python, run
+#' `python -m pip install "minhub_py[probe,serve]"`.
 #'
 #' @section PyTorch and package indexes:
 #' On Linux, PyTorch's build on the package index includes CUDA and takes 5.5 to
@@ -60,6 +67,9 @@
 #'   pip.
 #' @param ask Whether to ask before the download. Not in scripts, where the call
 #'   is the consent.
+#' @param extras Extras of minhub_py, see above, to add to the virtual environment
+#'   of an earlier call. Without an earlier call, or with a `source`, they are
+#'   installed in addition to the usual ones.
 #' @returns The path of the new Python, invisibly.
 #' @family functions for the Python side
 #' @examples
@@ -67,11 +77,16 @@
 #' minhub_install()
 #' minhub_install("path/to/minhub_py", torch = "cpu")
 #' minhub_install(torch_index = "https://mirror.example.org/pytorch/whl/cpu")
+#' minhub_install(extras = "wandb")
 #' }
 #' @export
 minhub_install <- function(source = NULL, python = NULL, pip_args = character(), torch = c("auto", "cpu", "cuda"),
-                           torch_index = NULL, uv = NULL, ask = interactive()) {
+                           torch_index = NULL, uv = NULL, ask = interactive(), extras = NULL) {
   not_now()
+  extras <- check_extras(extras)
+  if (!is.null(extras) && is.null(source) && file.exists(python_in(private_virtualenv()))) {
+    return(add_extras(extras, uv, python, pip_args, flag(ask)))
+  }
   source <- if (is.null(source)) own_source() else string(source)
   pip_args <- if (length(pip_args)) texts(pip_args) else character()
   torch <- choice(torch, c("auto", "cpu", "cuda"))
@@ -118,7 +133,7 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
     )
   }
   run(
-    program, c(install, shQuote(WITH_EXTRAS)),
+    program, c(install, shQuote(with_extras(c(EXTRAS, extras)))),
     paste0(installer$name, " could not install the dependencies of minhub_py, see the output above"), files_to_copy
   )
   installed <- TRUE
@@ -126,9 +141,34 @@ minhub_install <- function(source = NULL, python = NULL, pip_args = character(),
   invisible(new)
 }
 
+# Installs extras into the virtual environment of an earlier call. A running worker finds their modules.
+add_extras <- function(extras, uv, python, pip_args, ask) {
+  new <- python_in(private_virtualenv())
+  if (ask) confirm(private_virtualenv(), paste0("for ", with_extras(extras)))
+  before <- set_uv_folders()
+  on.exit(set_environment(before))
+  installer <- choose_installer(uv, if (!is.null(python)) path.expand(string(python)), if (length(pip_args)) texts(pip_args) else character())
+  program <- if (installer$name == "uv") installer$program else new
+  run(program, c(installer$arguments(new), shQuote(with_extras(extras))), paste0(
+    installer$name, " could not install ", with_extras(extras), ", see the output above; minhub_install() without extras creates a new virtual environment"
+  ), files_to_copy)
+  note("Installed: ", with_extras(extras), " in ", new)
+  invisible(new)
+}
+
+check_extras <- function(extras) {
+  if (is.null(extras)) return(NULL)
+  extras <- texts(extras)
+  unknown <- setdiff(extras, c(EXTRAS, OTHER_EXTRAS))
+  if (!length(extras) || length(unknown)) {
+    fail("extras must be of ", toString(c(EXTRAS, OTHER_EXTRAS)), ", not ", if (length(unknown)) unknown[[1L]] else "empty")
+  }
+  extras
+}
+
 # An error unless the user agrees to the installation.
-confirm <- function(folder) {
-  note("minhub_install() downloads Python packages, about 1 GB with PyTorch's CPU build, into ", dirname(folder), ".")
+confirm <- function(folder, what = "about 1 GB with PyTorch's CPU build,") {
+  note("minhub_install() downloads Python packages, ", what, " into ", dirname(folder), ".")
   answer <- readline("Continue? [y/N] ")
   if (!tolower(trimws(answer)) %in% c("y", "yes")) fail("nothing was installed: answer y, or pass ask = FALSE")
 }
@@ -180,7 +220,11 @@ uv_installer <- function(uv, python, pythons, pip_args) {
 CPU_INDEX <- "https://download.pytorch.org/whl/cpu"
 
 # The extras of minhub_py that functions of this package use.
-WITH_EXTRAS <- "minhub_py[gguf,json,serve]"
+EXTRAS <- c("gguf", "json", "plot", "probe", "serve", "tables", "tensorboard")
+OTHER_EXTRAS <- "wandb" # a client of a service that few use
+
+# minhub_py with extras, as pip and uv name it.
+with_extras <- function(extras) paste0("minhub_py[", paste(sort(unique(extras), method = "radix"), collapse = ","), "]")
 
 # Installs the release with this package's version. Replaces pip's unclear error if the index does not contain it.
 install_release <- function(program, install, name = "pip") {

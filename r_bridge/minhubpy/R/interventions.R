@@ -42,11 +42,12 @@ intervene <- function(model, at, how = c("zero", "mean", "replace", "add", "proj
       fail("value must be the activations of one text for how = \"replace\", not of ", length(unique(attr(value, "rows")$text)))
     }
     value <- structure(unclass(value), rows = NULL)
-  } else if (!is.null(value) && !(is.numeric(value) && !is.object(value))) {
+  } else if (!is.null(value) && !is_plain_number(value <- plain(value))) {
     fail("value must be activations, a direction, or numbers, not ", describe(value))
   }
   if (!is.null(positions)) {
-    if (!is.numeric(positions)) fail("positions must be whole numbers of 1 or more, not ", describe(positions))
+    positions <- plain(positions)
+    if (!is_plain_number(positions)) fail("positions must be whole numbers of 1 or more, not ", describe(positions))
     positions <- vapply(as.list(positions), whole_number, 1L, what = "positions", min = 1)
   }
   self <- attr(model, "self")

@@ -19,6 +19,21 @@
 #' The column `logprob` of all data frames is a natural logarithm. The columns
 #' `surprisal` and `entropy` are in bits.
 #'
+#' @section No texts and missing texts:
+#' All functions with a separate result for each text follow one rule. No texts
+#' (`character()`) have an empty result of the usual type. A text that is `NA` has
+#' the result `NA`; where a text may have several rows, such as one per token, it
+#' has none. `NULL` is an error: it usually is a misspelled column. Functions that
+#' compute one result from all texts, such as [tuned_lens()], or that have a single
+#' text, such as [attention_weights()], reject `NA`.
+#'
+#' @section Classes of R:
+#' A factor and text of any class are strings. Integers of the package bit64
+#' (`integer64`, below 2^53) are numbers, and labels of the package haven are
+#' ignored. Numbers of other classes have another meaning, such as dates, times or
+#' units, and are errors that name the class.
+#'
+#' @section Conditions:
 #' Errors have the class `minhubpy_error`. An error from Python also has the
 #' class of the Python exception, such as `FileNotFoundError`. Warnings from
 #' Python have the class `minhubpy_warning`.
@@ -47,6 +62,11 @@
 session <- new.env(parent = emptyenv())
 session$link <- NULL
 session$released <- integer()
+session$handles <- 0L # the number of handles that R has not collected
+session$variables <- character() # variables at top level that have held a model
 session$embedders <- list() # models that embed_minhub() has loaded by name
 
-.onUnload <- function(libpath) disconnect()
+.onUnload <- function(libpath) {
+  stop_watching()
+  disconnect()
+}

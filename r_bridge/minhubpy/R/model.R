@@ -59,6 +59,12 @@
 #' same commit, and a random model is recreated from its seed. Weights from
 #' `load_state_dict()` are lost unless [save_pretrained()] has saved them.
 #'
+#' @section Memory:
+#' Python releases a model when no variable refers to it: at once after `rm(model)`
+#' or a new value of the variable at top level, in a console or a script, and
+#' otherwise at R's next garbage collection, which also runs before a model is
+#' loaded. So a loop or a function that replaces a model has at most two in memory.
+#'
 #' @param x,object A model.
 #' @param ... Not used.
 #' @returns `print()` returns the model, invisibly. `summary()` returns a list of
@@ -77,6 +83,7 @@ NULL
 
 new_model <- function(method, arguments) {
   title <- if (is.null(arguments$identifier)) paste("a random", arguments$family) else arguments$identifier
+  watch_expressions()
   as_model(new_self(method, arguments, title))
 }
 
@@ -116,6 +123,7 @@ forward <- function(model, idx, x, attention_mask = NULL, token_type_ids = NULL)
 # A mask or token types as integers in the shape of token IDs. Python checks their range.
 like_ids <- function(x, what, ids) {
   as_numbers <- function(x) {
+    x <- plain(x, what)
     if (is.object(x) || !(is.numeric(x) || is.logical(x)) || anyNA(x)) fail(what, " must contain numbers without NA, not ", describe(x))
     x + 0L
   }

@@ -44,7 +44,7 @@ minimal_pairs <- function(model, pairs, by = NULL, bos = NULL, tokenizer = NULL,
   tokenizer <- check_tokenizer(tokenizer)
   if (is.data.frame(pairs)) {
     name <- if (is.null(by)) intersect(c("UID", "phenomenon", "linguistics_term", "field"), names(pairs))[1L] else by
-    phenomenon <- if (is.na(name)) rep("all", nrow(pairs)) else as.character(column_of(pairs, name))
+    phenomenon <- if (is.na(name)) rep("all", nrow(pairs)) else as.character(plain(column_of(pairs, name)))
     good <- check_words(pairs, "sentence_good", "pairs")
     bad <- check_words(pairs, "sentence_bad", "pairs")
   } else {

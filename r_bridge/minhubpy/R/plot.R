@@ -174,7 +174,8 @@ plot.minhub_token_logprobs <- function(x, text = NULL, type = c("auto", "bars", 
 # Selects texts by number or by name.
 texts_in <- function(x, text) {
   known <- unique(x$text)
-  if (!length(text) || !(is.numeric(text) || is.character(text))) {
+  text <- as_text(text)
+  if (!length(text) || !(is_plain_number(text) || is.character(text))) {
     fail("text must be numbers or names of texts, not ", describe(text))
   }
   places <- match(text, if (is.numeric(text)) as.integer(known) else as.character(known))

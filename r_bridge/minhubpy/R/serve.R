@@ -5,7 +5,7 @@
 #' packages ellmer, tidyllm, ollamar and rollama, can use the model. The server
 #' stops at the end of the session or by `server$stop()`.
 #'
-#' The server requires the extra `minhub_py[serve]`, see [minhub_install()].
+#' The server requires the extra `serve` of minhub_py, see [minhub_install()].
 #'
 #' @section Access:
 #' The server listens on 127.0.0.1, so that other machines cannot connect.
@@ -64,7 +64,7 @@ minhub_serve <- function(model, name = "minhub", port = 0, max_requests = 8, con
     model = model, tokenizer = check_tokenizer(tokenizer), name = string(name),
     port = whole_number(port, max = 65535), max_requests = whole_number(max_requests, min = 1, max = 1024),
     context = optional(context, whole_number, what = "context", min = 2), key = optional(api_key, string, what = "api_key"),
-    cache_dir = if (!is.null(cache_dir)) path.expand(string(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53), adapters = adapters
+    cache_dir = if (!is.null(cache_dir)) absolute(file_path(cache_dir)), cache_size = number(cache_size, min = 1, max = 2^53), adapters = adapters
   )
   if (!is.null(result$note)) note(name, " has ", result$note)
   server <- new.env(parent = emptyenv())

@@ -67,7 +67,8 @@ text_search <- function(query, texts, n = 10, method = c("cosine", "dot", "eucli
 
 # Embeddings as a matrix of doubles.
 embedding_matrix <- function(x, what) {
-  if (is.object(x) || !is.numeric(x) || length(dim(x)) > 2L || !length(x)) {
+  x <- plain(x, what)
+  if (!is_plain_number(x) || length(dim(x)) > 2L || !length(x)) {
     fail(what, " must be a matrix of embeddings, as text_embeddings() returns, not ", describe(x))
   }
   if (!is.matrix(x)) x <- matrix(x, 1L)

@@ -73,13 +73,13 @@ TOKENIZER_METHODS <- c(
     },
     encode_batch = function(input, is_pretokenized = FALSE, add_special_tokens = TRUE) {
       check_plain(NULL, is_pretokenized)
-      encode_texts(x, if (length(input)) texts(input) else character(), add_special_tokens)
+      encode_texts(x, texts(input, missing = TRUE), add_special_tokens)
     },
     decode = function(ids, skip_special_tokens = TRUE) {
       decode_ids(x, list(if (length(ids)) plain_ids(ids) else integer()), skip_special_tokens)
     },
     decode_batch = function(sequences, skip_special_tokens = TRUE) {
-      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else if (is.object(sequences)) list(sequences) else as.list(sequences)
+      rows <- if (is.matrix(sequences)) asplit_rows(sequences) else if (is.object(sequences) || is.function(sequences)) list(sequences) else as.list(sequences)
       plain <- vapply(rows, function(ids) is.integer(ids) && !is.object(ids), NA)
       rows[!plain] <- lapply(rows[!plain], function(ids) if (length(ids)) plain_ids(ids, "sequences") else integer())
       decode_ids(x, rows, skip_special_tokens)
@@ -118,11 +118,9 @@ plain_ids <- function(ids, what = "ids") {
 }
 
 encode_texts <- function(tokenizer, texts, add_special_tokens) {
-  result <- ask("encode_batch", tokenizer = tokenizer, texts = texts, add_special_tokens = flag(add_special_tokens))
-  row <- structure(
-    rep.int(seq_along(result$lengths), result$lengths),
-    levels = as.character(seq_along(result$lengths)), class = "factor"
-  )
+  kept <- present(texts)
+  result <- ask("encode_batch", tokenizer = tokenizer, texts = texts[kept], add_special_tokens = flag(add_special_tokens))
+  row <- structure(rep.int(kept, result$lengths), levels = as.character(seq_along(texts)), class = "factor")
   lapply(unname(split(result$ids, row)), new_encoding, tokenizer = tokenizer)
 }
 

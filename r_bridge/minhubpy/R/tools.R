@@ -47,11 +47,15 @@ print.minhub_tool <- function(x, ...) {
   invisible(x)
 }
 
+TOOLS_EXAMPLE <- "list(weather = function(city) ...)"
+
 check_tools <- function(tools) {
   if (is.null(tools)) return(NULL)
-  if (!is_plain_list(tools) || is.null(names(tools)) || !all(nzchar(names(tools))) || anyDuplicated(names(tools))) {
-    fail("tools must be a list of functions with different names, not ", describe(tools))
-  }
+  if (!is_plain_list(tools)) fail("tools must be a list of functions with names, ", TOOLS_EXAMPLE, ", not ", describe(tools))
+  names <- names(tools) %||% character(length(tools))
+  unnamed <- is.na(names) | !nzchar(names)
+  if (any(unnamed)) fail("tools must have names, unlike position ", positions_of(unnamed), ": pass ", TOOLS_EXAMPLE)
+  if (anyDuplicated(names)) fail("tools must have different names: ", names[duplicated(names)][[1L]], " is repeated")
   lapply(tools, function(tool) if (inherits(tool, "minhub_tool")) tool else minhub_tool(tool))
 }
 

@@ -270,7 +270,8 @@ example_column <- function(x, name) {
     return(lapply(seq_along(x), function(row) conversation(x[[row]], paste0(name, ", row ", row))))
   }
   if (is.data.frame(x) || is.matrix(x)) fail(name, " must be a column of strings, not ", describe(x))
-  if (is.numeric(x) && !is.object(x) && name == "label" && any(x != floor(x), na.rm = TRUE)) return(as.double(x))
+  x <- plain(x, name)
+  if (is_plain_number(x) && name == "label" && any(x != floor(x), na.rm = TRUE)) return(as.double(x))
   if (!is.character(x)) x <- as.character(x)
   missing <- is.na(x)
   x[!missing] <- texts(x[!missing], name)
@@ -385,6 +386,7 @@ plain_settings <- function(settings) {
 # A call of Python that may take hours. After an error or an interrupt, R waits until Python has written a checkpoint,
 # because the end of the R session would also end Python.
 train_in <- function(out, on_event, method, ...) {
+  collect_handles() # training needs the memory of models that are no longer used
   ended <- FALSE
   on.exit({
     end_status(on_event)

@@ -138,7 +138,7 @@ files_to_copy <- function() {
     "\n1. ", wheel, ", from the package index: minhub_install(uv = \"", wheel, "\")",
     "\n2. Python 3.10 or newer, if it is missing: minhub_install(python = \"/path/to/python3\")",
     "\n3. a folder with the wheels of minhub_py and its dependencies. On a similar machine, run",
-    "\n   python -m pip download --dest wheels \"", WITH_EXTRAS, "\"",
+    "\n   python -m pip download --dest wheels \"", with_extras(EXTRAS), "\"",
     "\n   Then: minhub_install(\"wheels/minhub_py-....whl\", pip_args = c(\"--no-index\", \"--find-links\", \"wheels\"))"
   )
 }

@@ -166,7 +166,7 @@ child_names <- function(model, path) unique(sub("\\..*", "", below(path, ask("pa
 
 #' @export
 `[[.minhub_part` <- function(x, i) {
-  if (is.numeric(i)) i <- names(x)[[i]] # h[[1]] is the first block, named 0
+  if (is_plain_number(i <- plain(i))) i <- names(x)[[i]] # h[[1]] is the first block, named 0
   do.call(`$`, list(x, i))
 }
 
@@ -249,7 +249,8 @@ dim_of <- function(x) if (inherits(x, "torch_tensor")) x$shape else if (is.null(
 weight_to_send <- function(x, name) {
   if (inherits(x, "torch_tensor")) return(tensor_parts(x))
   if (inherits(x, "minhub_parameter")) x <- as.array(x)
-  if (!is.numeric(x) || is.object(x)) fail("state_dict must contain numbers or R torch tensors, but ", name, " is ", describe(x))
+  x <- plain(x, name)
+  if (!is_plain_number(x)) fail("state_dict must contain numbers or R torch tensors, but ", name, " is ", describe(x))
   if (anyNA(x)) fail("state_dict must not contain NA or NaN, as in ", name)
   x
 }

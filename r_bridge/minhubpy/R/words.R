@@ -25,7 +25,8 @@
 #'
 #' @inheritParams generate
 #' @inheritParams next_tokens
-#' @param x The words: a vector, or a data frame with a column of words. A word
+#' @param x The words: a vector, such as `strsplit("To be or not", " ")[[1]]`, or
+#'   a data frame with a column of words. A word
 #'   that is `NA` or `""` has missing results and is omitted from its text.
 #' @param by The grouping of words into texts: a vector with one value per word,
 #'   or the names of columns of `x`. The rows may be in any order. `NULL`: all
@@ -102,7 +103,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
                           ignore_regex = NULL, bos = NULL, correct = NULL, renyi = NULL, premise = NULL, lags = 0,
                           tokenizer = NULL, resume = NULL, manifest = NULL) {
   model <- check_model(model)
-  job <- list(words = check_words(x, words, "x"))
+  job <- list(words = check_words(x, string(words), "x"))
   n <- length(job$words)
   column <- substitute(by)
   by <- tryCatch(by, error = function(error) {
@@ -118,6 +119,7 @@ word_logprobs <- function(model, x, by = NULL, context = NULL, words = "word", w
   texts <- if (is.null(job$by)) rep(1L, n) else job$by
   if (!is.null(manifest)) return(with_columns(x, word_job(model, job, texts, settings, manifest, resume), job$words))
   result <- ask_in_parts("word_logprobs", model, job, settings, resume, texts, size = ROWS_OF_PART)
+  note_sentence(job$words, result$logprob)
   with_columns(x, result, job$words)
 }
 
@@ -167,7 +169,8 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 #'   vocabulary of GPT-2. The file contains float32 numbers in row-major order. In
 #'   Python, read it with `numpy.load()`; in R, with [readBin()] from byte 129 on.
 #' @returns For one text, a numeric matrix of natural logarithms with one row per
-#'   token and one column per token ID (column 1 is ID 0). A row contains the
+#'   token and one column per token ID (column 1 is ID 0). The matrix of a text
+#'   that is `NA` has no rows. A row contains the
 #'   prediction for the position of its token. The row of the first token is `NA`,
 #'   because the model does not predict it. For several texts, a list of matrices.
 #'   With `file`, a data frame that describes the rows of the file: `text`,
@@ -183,7 +186,8 @@ target_logprobs <- function(model, contexts, targets = NULL, sep = " ", ignore_r
 logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   model <- check_model(model)
   labels <- labels_of(texts)
-  texts <- texts_or_ids(texts, "texts")
+  texts <- texts_or_ids(texts, "texts", missing = TRUE)
+  kept <- present(texts)
   if (!is.null(file)) {
     file <- path.expand(string(file))
     if (!grepl("\\.npy$", file)) fail('file must end in ".npy", unlike ', describe(file))
@@ -191,9 +195,10 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   }
   result <- ask(
     "logprob_matrix",
-    model = model, texts = texts, tokenizer = check_tokenizer(tokenizer), out = file, on_event = show_progress()
+    model = model, texts = texts[kept], tokenizer = check_tokenizer(tokenizer), out = file, on_event = show_progress()
   )
   rows <- result$rows
+  rows$text <- kept[rows$text]
   if (!is.null(file)) {
     rows$text <- text_of_row(rows$text, labels)
     return(rows)
@@ -201,23 +206,27 @@ logprob_matrix <- function(model, texts, file = NULL, tokenizer = NULL) {
   matrix <- result$matrix
   rownames(matrix) <- rows$token
   if (length(texts) == 1L) return(matrix)
-  parts <- split(seq_len(nrow(rows)), rows$text)
-  stats::setNames(lapply(parts, function(part) matrix[part, , drop = FALSE]), labels)
+  parts <- split(seq_len(nrow(rows)), factor(rows$text, seq_along(texts)))
+  stats::setNames(lapply(unname(parts), function(part) matrix[part, , drop = FALSE]), labels)
+}
+
+# Explains the result NA of a sentence that is passed as one word.
+note_sentence <- function(words, logprob) {
+  if (length(words) == 1L && is.na(logprob) && grepl("[^[:space:]][[:space:]]+[^[:space:]]", words)) {
+    note("The first word of a text has no prediction, and x is one word. For the words of a sentence, pass strsplit(x, \" \")[[1]].")
+  }
 }
 
 # Arguments
 
 # Checks words, which may be NA, and converts them to UTF-8.
 check_words <- function(x, name, what) {
-  if (is.data.frame(x)) {
+  force(name)
+  if (is.data.frame(x) && !is.null(name)) {
     what <- name
-    x <- column_of(x, string(name, "words"), if (name == "word") "; select one with words = ")
+    x <- column_of(x, name, if (name == "word") "; select one with words = ")
   }
-  if (is.factor(x) || (is.logical(x) && all(is.na(x)))) x <- as.character(x)
-  if (!is.character(x)) fail(what, " must be text, not ", describe(x))
-  x <- as.vector(x)
-  x[!is.na(x)] <- texts(x[!is.na(x)], what)
-  x
+  texts(x, what, missing = TRUE)
 }
 
 column_of <- function(data, name, advice = NULL) {
@@ -230,10 +239,11 @@ column_of <- function(data, name, advice = NULL) {
 # The number of the text of each word, or NULL for a single text.
 groups_of <- function(by, x, n) {
   if (is.null(by)) return(NULL)
-  if (is.data.frame(x) && is.character(by) && (length(by) != n || all(by %in% names(x)))) {
+  # With a single row, a string is the name of a column: a group would have no effect.
+  if (is.data.frame(x) && is.character(by) && (length(by) != n || n == 1L || all(by %in% names(x)))) {
     by <- lapply(by, function(name) column_of(x, name))
   }
-  columns <- if (is.list(by)) unname(as.list(by)) else list(by)
+  columns <- lapply(if (is.list(by) && !inherits(by, "POSIXlt")) unname(as.list(by)) else list(by), plain, what = "by")
   if (!length(columns)) fail("by must be a vector or names of columns, not ", describe(by))
   for (column in columns) {
     if (!is.atomic(column)) fail("by must be a vector or names of columns, not ", describe(column))
@@ -256,7 +266,8 @@ context_of <- function(context, x, n) {
 
 order_of <- function(word_n, x, n) {
   if (is.character(word_n) && is.data.frame(x)) word_n <- column_of(x, string(word_n))
-  if (!is.numeric(word_n) || length(word_n) != n) {
+  word_n <- plain(word_n)
+  if (!is_plain_number(word_n) || length(word_n) != n) {
     fail("word_n must be a number for each of ", n, " words, not ", describe(word_n))
   }
   if (anyNA(word_n)) fail("word_n must not contain NA, as at position ", positions_of(is.na(word_n)), ": pass the position of each word")
@@ -275,7 +286,8 @@ word_settings <- function(model, sep, ignore_regex, bos, tokenizer, correct, ren
     })
     ignored <- vocabulary$id[matches]
   }
-  if (!is.null(renyi) && (!is.numeric(renyi) || !length(renyi) || anyNA(renyi) || any(renyi < 0))) {
+  renyi <- plain(renyi)
+  if (!is.null(renyi) && (!is_plain_number(renyi) || !length(renyi) || anyNA(renyi) || any(renyi < 0))) {
     fail("renyi must be orders of 0 or more, such as 0.5, not ", describe(renyi), call = call)
   }
   list(

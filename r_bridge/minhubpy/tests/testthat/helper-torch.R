@@ -43,3 +43,10 @@ over_models <- function(test) {
   for (name in BUILT_IN) test(the(name, from_pretrained(name)), name)
   for (name in names(random_models())) test(random_models()[[name]]$eval(), name)
 }
+
+# A training step of an R torch module.
+learn <- function(module, idx) {
+  optimizer <- optim_sgd(module$parameters, lr = 0.1)
+  module(idx)$pow(2)$mean()$backward()
+  optimizer$step()
+}

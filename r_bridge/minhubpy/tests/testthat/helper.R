@@ -170,3 +170,13 @@ a_sentence_model <- function() {
     from_pretrained(folder)
   })
 }
+
+# bit64::as.integer64(), whose package is not required: the bits of whole numbers in the memory of doubles.
+as_integer64 <- function(x) {
+  high <- floor(x / 2^32)
+  low <- x - high * 2^32
+  words <- rbind(ifelse(low >= 2^31, low - 2^32, low), high)
+  words[, is.na(x)] <- c(0, NA) # the smallest integer, which is NA in integers of 32 bits, too
+  if (.Platform$endian == "big") words <- words[2:1, , drop = FALSE]
+  structure(readBin(writeBin(as.integer(words), raw()), "double", length(x)), class = "integer64")
+}

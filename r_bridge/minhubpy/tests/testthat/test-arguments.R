@@ -27,8 +27,8 @@ wrong_values <- function() {
   )
 }
 
-# The defect of a call, or NULL for a result or an error of the package.
-defect <- function(f, arguments) {
+# The error of a call, or NULL.
+error_of <- function(f, arguments) {
   utils::capture.output(outcome <- tryCatch(
     {
       value <- suppressWarnings(do.call(f, arguments, quote = TRUE))
@@ -37,6 +37,12 @@ defect <- function(f, arguments) {
     },
     error = identity
   ))
+  outcome
+}
+
+# The defect of a call, or NULL for a result or an error of the package.
+defect <- function(f, arguments) {
+  outcome <- error_of(f, arguments)
   if (is.null(outcome)) return(NULL)
   message <- conditionMessage(outcome)
   if (!inherits(outcome, "minhubpy_error")) return(paste("R's own error:", message))
@@ -81,28 +87,70 @@ exported <- function() {
   sort(names[!duplicated(family) & !fresh])
 }
 
+# An exported function, or its method for models.
+implementation <- function(name) if (name == "generate") minhubpy:::generate.minhub_model else getExportedValue("minhubpy", name)
+
+# Valid values of the arguments of an exported function that have no default.
+right_arguments <- function(name, f) {
+  needed <- setdiff(has_no_default(f), "...")
+  expect_identical(setdiff(needed, names(REQUIRED)), character(), info = paste0(name, "(): add its argument to REQUIRED"))
+  right <- lapply(REQUIRED[needed], function(make) make())
+  for (small in intersect(c("vocab_size", "n_embd", "n_head", "n_layer", "max_new_tokens"), names(formals(f)))) right[[small]] <- 4
+  if (name == "generate") right$x <- a_model()
+  if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
+  if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
+  if (name == "linear_probe") right$x <- matrix(as.double(1:16), 8L)
+  if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
+  if (name == "tuned_lens") right$steps <- 1
+  encoder <- switch(name,
+    masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
+  )
+  if (!is.null(encoder)) right$model <- encoder
+  if (name == "masked_tokens") right$texts <- "the [MASK]"
+  right
+}
+
 test_that("exported functions answer wrong arguments with errors of the package", {
   needs_extra("serve")
   all <- exported()
   expect_true(length(all) > 15L)
   for (name in all) {
-    f <- getExportedValue("minhubpy", name)
-    needed <- setdiff(has_no_default(f), "...")
-    expect_identical(setdiff(needed, names(REQUIRED)), character(), info = paste0(name, "(): add its argument to REQUIRED"))
-    right <- lapply(REQUIRED[needed], function(make) make())
-    for (small in intersect(c("vocab_size", "n_embd", "n_head", "n_layer", "max_new_tokens"), names(formals(f)))) right[[small]] <- 4
-    if ("targets" %in% names(formals(f)) && "contexts" %in% needed) right$targets <- "be"
-    if (name %in% c("text_similarity", "text_search")) right[] <- list(diag(2))
-    if (name == "linear_probe") right$x <- matrix(as.double(1:16), 8L)
-    if (name == "choose_for_coding") right[[1L]] <- data.frame(margin = c(0.1, 0.5, 0.9))
-    if (name == "tuned_lens") right$steps <- 1
-    encoder <- switch(name,
-      masked_tokens = , masked_logprobs = , pseudo_logprobs = a_masked_model(), classify_texts = a_classifier(), rerank = a_cross_encoder()
-    )
-    if (!is.null(encoder)) right$model <- encoder
-    if (name == "masked_tokens") right$texts <- "the [MASK]"
-    expect_identical(defects(name, f, right), character())
+    f <- implementation(name)
+    expect_identical(defects(name, f, right_arguments(name, f)), character())
   }
+})
+
+# The number 2 in classes of R that give it another meaning.
+OTHER_NUMBERS <- list(
+  Date = as.Date(2, origin = "1970-01-01"), POSIXct = as.POSIXct(2, origin = "1970-01-01"), difftime = as.difftime(2, units = "secs"),
+  roman = utils::as.roman(2), hexmode = as.hexmode(2L), units = structure(2, class = "units", units = "m")
+)
+
+test_that("where a number is right, numbers of other classes are rejected by name and integers of bit64 converted", {
+  needs_extra("serve")
+  accepting <- character()
+  for (name in exported()) {
+    f <- implementation(name)
+    right <- right_arguments(name, f)
+    for (argument in setdiff(names(formals(f)), "...")) {
+      call <- right
+      message_for <- function(value) {
+        call[argument] <- list(value)
+        outcome <- error_of(f, call)
+        if (!is.null(outcome)) conditionMessage(outcome)
+      }
+      if (!is.null(message_for(2))) next
+      shown <- paste0(name, "(", argument, ")")
+      accepting <- c(accepting, shown)
+      for (class in names(OTHER_NUMBERS)) {
+        expect_match(message_for(OTHER_NUMBERS[[class]]) %||% "no error", paste0("<", class, ">"), fixed = TRUE, info = paste(shown, class))
+      }
+      for (value in list(as_integer64(2), I(2), structure(2, class = c("haven_labelled", "vctrs_vctr", "double")))) {
+        expect_null(message_for(value), info = paste(shown, class(value)[[1L]]))
+      }
+    }
+  }
+  expect_true(all(c("generate(max_new_tokens)", "generate(seed)", "next_tokens(n)", "text_embeddings(layer)") %in% accepting))
 })
 
 test_that("plots answer wrong arguments with errors of the package", {
@@ -150,6 +198,20 @@ test_that("methods of tokenizers and models answer wrong arguments with errors o
   }
   expect_identical(defects("model", function(idx) model(idx), list()), character())
   expect_identical(defects("model[[]]", function(i) model[[i]], list()), character())
+})
+
+test_that("relative paths are in R's working directory, not in the worker's", {
+  needs_extra("serve")
+  # The worker started in the folder of the tests, and calls above had wrong paths in other folders.
+  expect_false(any(file.exists(c("zz", "[", "a", "NA", "-1"))))
+  folder <- tempfile("working ")
+  dir.create(folder)
+  here <- setwd(folder)
+  on.exit(setwd(here))
+  server <- minhub_serve(a_model(), cache_dir = "prefixes")
+  on.exit(server$stop(), add = TRUE, after = FALSE)
+  expect_identical(dir(folder), "prefixes")
+  expect_false(file.exists(file.path(here, "prefixes")))
 })
 
 test_that("a failed write leaves no incomplete file", {

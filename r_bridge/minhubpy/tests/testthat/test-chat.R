@@ -197,7 +197,13 @@ test_that("R functions are tools, and their results are in the next prompt", {
   expect_length(bot, 2L)
   expect_match(format(add), "function(n, m): Adds", fixed = TRUE)
   expect_output(print(add), "minhub_tool", fixed = TRUE)
-  expect_error(minhub_chat(model, tools = list(add), tokenizer = tok), "list of functions with different names")
+  expect_refused(
+    minhub_chat(model, tools = list(add), tokenizer = tok),
+    "tools must have names, unlike position 1: pass list(weather = function(city) ...)"
+  )
+  expect_refused(minhub_chat(model, tools = list(a = add, add), tokenizer = tok), "tools must have names, unlike position 2")
+  expect_refused(minhub_chat(model, tools = list(a = add, a = add), tokenizer = tok), "tools must have different names: a is repeated")
+  expect_refused(minhub_chat(model, tools = add, tokenizer = tok), "tools must be a list of functions with names, list(weather")
   expect_error(minhub_tool(3), "fun must be a function")
   expect_error(minhub_tool(function(...) 1), "use arguments with names only")
   expect_error(minhub_tool(function(a) 1, arguments = list(b = "string")), "names of the arguments of fun: a")

@@ -152,6 +152,7 @@ test_that("generate() is a generic that rejects unknown arguments", {
   expect_refused(generate("gpt2", "To be"), 'model must be a model, as from_pretrained() returns, not "gpt2"')
   expect_refused(generate(model, "To be", sedd = 1), "unknown argument sedd: did you mean seed?")
   expect_refused(generate(model, "To be", max_tokens = 1), "unknown argument max_tokens: did you mean max_new_tokens?")
+  expect_refused(generate(model, "To be", n = 3), "unknown argument n: see ?generate for the arguments")
   expect_refused(generate(model, "To be", quick = 1), "unknown argument quick: see ?generate for the arguments")
   expect_refused(generate(model), "prompts is missing: pass text")
   expect_refused(generate(model = model, prompts = "To be"), "unknown argument model")

@@ -88,16 +88,14 @@ test_that("all forms of token IDs have equal results", {
 test_that("invalid texts are errors in every function", {
   model <- a_model()
   expect_refused(generate(model, NULL), "prompts is empty: pass at least one text")
-  expect_refused(generate(model, character()), "prompts is empty: pass at least one text")
-  expect_refused(generate(model, list()), "prompts is empty")
   expect_refused(generate(model, ""), "prompt 1 has no tokens: pass a text")
   suppressWarnings(
     expect_refused(generate(model, c("a", "\U1F600")), "prompt 2 has no tokens"),
     classes = "minhubpy_warning"
   )
-  expect_refused(generate(model, c("a", NA, "b", NA)), "prompts must not contain NA, as at position 2, 4: drop or replace it")
-  expect_refused(generate(model, rep(NA_character_, 9)), "prompts must not contain NA, as at position 1, 2, 3, 4, 5, ...:")
-  expect_refused(generate(model, factor(c("a", NA))), "prompts must not contain NA, as at position 2")
+  expect_refused(generate(model, "a", stop = rep(NA_character_, 9)), "stop must not contain NA, as at position 1, 2, 3, 4, 5, ...:")
+  expect_refused(tuned_lens(model, c("a", NA), steps = 1), "texts must not contain NA, as at position 2: drop or replace it")
+  expect_refused(attention_weights(model, NA_character_), "text must not contain NA, as at position 1")
   expect_refused(generate(model, c("a", "\xff")), "prompts must be valid UTF-8, unlike position 2: convert it with iconv()")
   expect_refused(generate(model, list("a", c("b", "c"))), "prompts must be text, not a list of length 2")
   expect_refused(generate(model, list("a", 1L)), 'prompts must be token IDs, not "a"')
@@ -106,7 +104,6 @@ test_that("invalid texts are errors in every function", {
   expect_refused(token_logprobs(model, NULL), "texts is empty")
   expect_refused(perplexity(model, "\xff"), "texts must be valid UTF-8, unlike position 1")
   expect_refused(next_tokens(model, c("a", "")), "prompt 2 has no tokens")
-  expect_refused(next_tokens(model, c("a", NA)), "prompt must not contain NA, as at position 2")
 
   tok <- a_tokenizer()
   expect_refused(tok$encode(c("a", "b")), "sequence must be one string, not 2 strings")
@@ -114,8 +111,6 @@ test_that("invalid texts are errors in every function", {
   expect_refused(tok$encode(NULL), "sequence must be text, not NULL")
   expect_refused(tok$encode(strrep("a", 1000), pair = "b"), "pairs of texts are not supported")
   expect_refused(tok$encode("a", is_pretokenized = TRUE), "is_pretokenized = TRUE is not supported: pass text")
-  expect_refused(tok$encode_batch(c("a", NA)), "input must not contain NA, as at position 2")
-  expect_refused(tok$encode_batch(factor(c("a", NA))), "input must not contain NA, as at position 2")
   expect_refused(tok$encode_batch(list("a", "\xff")), "input must be valid UTF-8, unlike position 2")
   expect_refused(tok$encode_batch(1:3), "input must be text, not an integer of length 3")
   expect_refused(tok$token_to_id(5), "tokens must be text, not 5")
@@ -151,6 +146,109 @@ test_that("all forms of texts have equal results", {
   nothing <- token_logprobs(model, c("", "a"))
   expect_identical(nrow(nothing), 0L)
   expect_identical(lapply(nothing, typeof), lapply(token_logprobs(model, "ab"), typeof))
+})
+
+test_that("numbers and texts of a class have the results of plain ones, and other classes are rejected by name", {
+  model <- a_model()
+  plain <- generate(model, "To be", 5, seed = 7)
+  expect_identical(generate(model, "To be", as_integer64(5), seed = as_integer64(7)), plain)
+  expect_identical(generate(model, structure("To be", class = c("glue", "character")), I(5), seed = 7), plain)
+  expect_identical(generate(model, list(I("To be")), structure(5, class = c("haven_labelled", "vctrs_vctr", "double")), seed = 7), plain)
+  expect_identical(generate(model, list(factor("To be"), "or"), 5, temperature = 0), generate(model, c("To be", "or"), 5, temperature = 0))
+  ids <- c(0, 3, 1)
+  expect_identical(model(as_integer64(ids)), model(ids))
+  expect_identical(model(matrix(I(ids), 1L)), model(ids))
+  expect_identical(generate(model, list(as_integer64(ids), 2L), 2, temperature = 0), generate(model, list(ids, 2L), 2, temperature = 0))
+  expect_identical(a_random_model()$config$n_embd, gpt2(vocab_size = 10, n_embd = as_integer64(8), n_head = 2, n_layer = 1)$config$n_embd)
+  # Negative integers of bit64 are NaN as doubles.
+  data <- data.frame(word = c("a", "b", "c", "d"), text = c(-1, -1, -2, -2))
+  expected <- word_logprobs(model, data, by = "text")$logprob
+  data$text <- as_integer64(data$text)
+  expect_identical(word_logprobs(model, data, by = "text")$logprob, expected)
+  rater <- c(1, 2, -2, NA)
+  expect_identical(
+    label_agreement(as_integer64(rater), rater, bootstrap = 0)$statistics, label_agreement(rater, rater, bootstrap = 0)$statistics
+  )
+
+  expect_refused(generate(model, "A", as.Date("2026-01-01")), "max_new_tokens must be one number, not a <Date> of length 1")
+  expect_refused(generate(model, "A", temperature = as.difftime(1, units = "secs")), "temperature must be one number, not a <difftime>")
+  expect_refused(generate(model, "A", seed = as.POSIXct(5, origin = "1970-01-01")), "one for each prompt, not a <POSIXct> of length 1")
+  expect_refused(generate(model, "A", as_integer64(2^53)), "max_new_tokens must contain integers below 2^53, unlike position 1")
+  expect_refused(generate(model, "A", as_integer64(NA)), "max_new_tokens must be one number, not NA")
+  expect_refused(generate(model, as.Date("2026-01-01")), "prompts must be text or token IDs, not a <Date> of length 1")
+  expect_refused(generate(model, list("A", as.Date("2026-01-01"))), "prompts must be")
+  expect_refused(model(as.hexmode(3L)), "idx must be token IDs, not a <hexmode> of length 1")
+  expect_refused(gpt2(vocab_size = as.Date("2026-01-01")), "the setting vocab_size must not be a <Date> of length 1")
+  expect_refused(model$load_state_dict(list(wte.weight = as.Date(1:2, origin = "1970-01-01"))), "")
+  expect_refused(minhubpy:::ask("nothing", x = list(list(a = as.Date("2026-01-01")))), "x must not contain a <Date> of length 1: convert it")
+})
+
+# Functions with a separate result for each text. `several`: a text has several rows. `lists`: a list with a matrix or an
+# encoding for each text.
+per_text <- function() {
+  model <- a_model()
+  masked <- a_masked_model()
+  tok <- a_tokenizer()
+  list(
+    generate = list(function(x) generate(model, x, 2, seed = 1)),
+    next_tokens = list(function(x) next_tokens(model, x, n = 2), several = TRUE),
+    token_logprobs = list(function(x) token_logprobs(model, x), several = TRUE),
+    targets = list(function(x) token_logprobs(model, if (!is.null(x)) rep("To", length(x)), targets = x), several = TRUE),
+    perplexity = list(function(x) perplexity(model, x)),
+    text_embeddings = list(function(x) text_embeddings(model, x)),
+    activations = list(function(x) activations(model, x, "layers.1.resid", pool = "mean")[[1L]]),
+    activations_of_tokens = list(function(x) activations(model, x, "layers.1.resid")[[1L]], several = TRUE),
+    logprob_matrix = list(function(x) logprob_matrix(model, x), lists = TRUE),
+    word_logprobs = list(function(x) word_logprobs(model, x, context = "O")),
+    target_logprobs = list(function(x) target_logprobs(model, "O", x)),
+    annotate_texts = list(function(x) annotate_texts(model, x, c("joy", "grief"))),
+    classify_texts = list(function(x) classify_texts(a_classifier(), x)),
+    zero_shot = list(function(x) classify_texts(an_entailment_model(), x, labels = c("a", "b"))),
+    classify_tokens = list(function(x) classify_tokens(a_token_classifier(), x, ignore = NULL), several = TRUE),
+    rerank = list(function(x) rerank(a_cross_encoder(), "the king", x)[c("rank", "score")]),
+    masked_tokens = list(function(x) masked_tokens(masked, if (!is.null(x)) replace(rep("the [MASK]", length(x)), is.na(x), NA), n = 2), several = TRUE),
+    masked_logprobs = list(function(x) masked_logprobs(masked, "the", x)),
+    pseudo_logprobs = list(function(x) pseudo_logprobs(masked, x), several = TRUE),
+    encode_batch = list(function(x) tok$encode_batch(x), lists = TRUE)
+  )
+}
+
+test_that("no texts have an empty result, and a missing text the result NA or no rows, in all functions", {
+  cases <- per_text()
+  rows <- function(x) if (is.null(dim(x))) length(x) else nrow(x)
+  for (name in names(cases)) {
+    f <- cases[[name]][[1L]]
+    one <- f("the king")
+    columns <- function(x) lapply(if (is.data.frame(x)) x[setdiff(names(x), c("text", "prompt"))] else list(x), function(x) c(typeof(x), class(x)))
+    none <- f(character())
+    expect_identical(rows(none), 0L, info = name)
+    expect_identical(rows(f(factor(character()))), 0L, info = name)
+    expect_error(f(NULL), class = "minhubpy_error", info = name)
+    if (isTRUE(cases[[name]]$lists)) {
+      expect_identical(none, list(), info = name)
+      expect_length(f(c("the king", NA)), 2L)
+      expect_identical(rows(f(c("the king", NA))[[2L]]), 0L, info = name)
+      next
+    }
+    expect_identical(columns(none), columns(one), info = name)
+    if (is.matrix(one)) expect_identical(ncol(none), ncol(one), info = name)
+    missing <- f(c(NA, "the king"))
+    alone <- f(NA)
+    if (isTRUE(cases[[name]]$several)) {
+      expect_identical(rows(missing), rows(one), info = name)
+      expect_identical(rows(alone), 0L, info = name)
+      if (is.data.frame(missing)) expect_true(all(missing[[intersect(c("text", "prompt"), names(missing))]] == 2L), info = name)
+    } else {
+      expect_identical(rows(missing), 2L, info = name)
+      expect_identical(rows(alone), 1L, info = name)
+      expect_true(anyNA(if (is.data.frame(alone)) unlist(alone) else alone), info = name)
+      first <- if (is.data.frame(missing)) missing$prob[1L] else if (is.matrix(missing)) missing[1L, 1L] else missing[[1L]]
+      if (name != "rerank") expect_true(is.na(first), info = name) # sorted, missing texts last
+    }
+  }
+  expect_identical(generate(a_model(), c(a = NA, b = "To"), 2, temperature = 0), c(a = NA, b = generate(a_model(), "To", 2, temperature = 0)))
+  expect_identical(attr(activations(a_model(), c("To", NA), "layers.1.resid", pool = "last"), "rows")$token, c("o", NA))
+  expect_identical(names(perplexity(a_model(), c(a = NA, b = "To be"))), c("a", "b"))
 })
 
 test_that("errors of numbers, flags and names contain the user's call", {

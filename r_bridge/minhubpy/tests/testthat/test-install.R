@@ -37,7 +37,7 @@ installed <- function(python, ...) {
   list(pip = pip, said = paste(said, collapse = ""))
 }
 
-EXTRAS <- "minhub_py[gguf,json,serve]"
+EXTRAS <- "minhub_py[gguf,json,plot,probe,serve,tables,tensorboard]"
 
 # Sets the PATH to these folders and a folder with a shell and without Python.
 set_path <- function(...) {
@@ -95,6 +95,31 @@ test_that("a failed installation keeps the previous one", {
   expect_refused(minhub_install("broken.whl", python = imitation()$path, uv = FALSE), "pip could not install minhub_py, see the output above")
   expect_true(file.exists(path))
   expect_identical(dir(dirname(dirname(dirname(path)))), "venv")
+})
+
+test_that("extras are added to an earlier installation, or installed with the usual ones", {
+  needs_shell()
+  before <- Sys.getenv("R_USER_DATA_DIR", unset = NA, names = TRUE)
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit({
+    minhubpy:::set_environment(before)
+    options(old)
+  })
+  Sys.setenv(R_USER_DATA_DIR = tempfile("data "))
+  python <- imitation()
+  add <- function(...) suppressMessages(minhub_install(..., python = python$path, uv = FALSE, torch = "cuda"))
+  expect_refused(minhub_install(extras = "gui"), "extras must be of gguf, json, plot, probe, serve, tables, tensorboard, wandb, not gui")
+  expect_refused(minhub_install(extras = character()), "not empty")
+  path <- add("x.whl", extras = "wandb") # there is no earlier installation
+  expect_match(utils::tail(python$calls(), 1L), sub("]", ",wandb]", EXTRAS, fixed = TRUE), fixed = TRUE)
+  mark <- file.path(dirname(dirname(path)), "mark")
+  writeLines("the environment of the earlier call", mark)
+  before_adding <- length(python$calls())
+  expect_identical(add(extras = c("probe", "gguf")), path)
+  expect_identical(python$calls()[-seq_len(before_adding)], "-m pip install --disable-pip-version-check minhub_py[gguf,probe]")
+  expect_true(file.exists(mark))
+  add("x.whl", extras = "probe") # another source: a new virtual environment
+  expect_false(file.exists(mark))
 })
 
 test_that("messages contain a call of minhub_install() that works", {

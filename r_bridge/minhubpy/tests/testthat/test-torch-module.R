@@ -236,12 +236,6 @@ test_that("a clone has separate weights and a separate mode", {
   }
 })
 
-learn <- function(module, idx) {
-  optimizer <- optim_sgd(module$parameters, lr = 0.1)
-  module(idx)$pow(2)$mean()$backward()
-  optimizer$step()
-}
-
 test_that("a saved module can be loaded, alone and as part of another module", {
   skip_without_torch()
   path <- tempfile()

@@ -164,7 +164,7 @@ test_that("embeddings, log-probabilities and generated texts are resumed from th
   small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 64, seed = 1)
   save_pretrained(small, folder, tokenizer = a_tokenizer())
   model <- from_pretrained(folder)
-  lines <- rep(c(a = "To be", b = "O", c = NA, d = "My lord"), 70) # several parts
+  lines <- rep(c(a = "To be", b = "O", c = NA, d = "My lord"), 100) # several parts
   again <- function(call, ...) {
     file <- tempfile(fileext = ".rds")
     wanted <- call(...)
@@ -179,8 +179,8 @@ test_that("embeddings, log-probabilities and generated texts are resumed from th
   again(token_logprobs, model, lines)
   again(token_logprobs, model, unname(lines), bits = TRUE)
   again(token_logprobs, model, rep("To be", 300), targets = rep(c("or", ", my"), 150))
-  prompts <- lines[!is.na(lines)][1:70]
-  again(generate, model, prompts, 3, seed = 1:70)
+  prompts <- lines[1:90]
+  again(generate, model, prompts, 3, seed = 1:90)
   again(generate, model, list(1:3, 2L)[rep(1:2, 35)], 3, temperature = 0)
   expect_refused(generate(model, prompts, resume = "a.rds"), "resume requires a seed")
   expect_refused(generate(model, "To", seed = 1, stream = TRUE, resume = "a.rds"), "resume and stream exclude each other")
@@ -259,4 +259,30 @@ test_that("the progress line contains the remaining time", {
   expect_identical(minhubpy:::progress_line(50, 100, 60), paste0("|", strrep("=", 20), strrep(" ", 20), "|  50%  1:00 left       "))
   expect_match(minhubpy:::progress_line(1, 100, 100, 0), "2:45:00 left")
   expect_no_match(minhubpy:::progress_line(0, 100, 5), "left")
+})
+
+test_that("a sentence that is one word is explained, and a wrong name of a column is an error in a single row", {
+  model <- a_model()
+  old <- options(minhubpy.quiet = FALSE)
+  on.exit(options(old))
+  advice <- "pass strsplit(x, \" \")[[1]]"
+  expect_message(word_logprobs(model, "To be or not"), advice, fixed = TRUE)
+  expect_message(word_logprobs(model, data.frame(word = "To be")), advice, fixed = TRUE)
+  for (words in list("To", c("To be", "or not"), " To")) expect_silent(word_logprobs(model, words, sep = ""))
+  expect_silent(word_logprobs(model, "To be", context = "O"))
+  one <- data.frame(word = "To", item = 1)
+  expect_refused(word_logprobs(model, one, by = "nope"), "the data frame has no column nope: its columns are word, item")
+  expect_identical(word_logprobs(model, one, by = "item"), word_logprobs(model, one))
+})
+
+test_that("a word without known characters has no result", {
+  model <- a_model()
+  words <- c("To", "\U1F600", "be")
+  known <- word_logprobs(model, data.frame(word = words[-2L]), lags = 1)
+  expect_warning(result <- word_logprobs(model, data.frame(word = words), lags = 1), "left out", class = "minhubpy_warning")
+  expect_identical(result$tokens, c(2L, 0L, 3L))
+  expect_identical(result$logprob, c(NA, NA, known$logprob[[2L]]))
+  expect_identical(result$surprisal_lag1[3L], known$surprisal_lag1[2L])
+  expect_warning(targets <- target_logprobs(model, "To be", c("or", "\U1F600")), "left out", class = "minhubpy_warning")
+  expect_identical(is.na(unname(targets)), c(FALSE, TRUE))
 })
