@@ -1,10 +1,11 @@
 """Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the package.
 
 The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version
-of Python. Its files are compiled in parallel. Without a compiler the package runs on PyTorch alone.
+of Python. Its files are compiled in parallel. Without a working C compiler, pip installs ziglang for the build.
 
-    CC                the command of the compiler; otherwise the first of cc, clang and gcc on the PATH
-    MINHUB_PLATFORM   cross-compile for one of TARGETS with ziglang (make wheels)
+    CC                  the command of the compiler; otherwise the first of cc, clang and gcc that works, then ziglang
+    MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make wheels)
+    MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch alone
 """
 
 import os
@@ -12,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
@@ -37,17 +39,35 @@ if PLATFORM and PLATFORM not in TARGETS:
 WINDOWS = PLATFORM.startswith("win") if PLATFORM else sys.platform == "win32"
 
 
-def compiler() -> list[str]:
-    """The command of the C compiler. CompileError: none is installed."""
-    if PLATFORM:
-        return [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[PLATFORM]]
+ZIGLANG = "ziglang~=0.17.1"  # the release of constraints.txt
+PROGRAM = "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
+
+
+def works(command: list[str]) -> bool:
+    """Whether a compiler has its headers and libraries: Debian's gcc comes without those of the C library."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "program.c")
+        source.write_text(PROGRAM)
+        command = [*command, str(source), "-o", str(source.with_suffix(".out"))]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def system_compiler() -> list[str] | None:
+    """The command of CC, or of a C compiler on the PATH that works; None: there is none."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does not provide.
-    for name in ("clang",) if WINDOWS else ("cc", "clang", "gcc"):
-        if path := shutil.which(name):
-            return [path]
-    raise CompileError("no C compiler was found")
+    paths = map(shutil.which, ("clang",) if WINDOWS else ("cc", "clang", "gcc"))
+    return next(([path] for path in paths if path and works([path])), None)
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler."""
+    ziglang = [sys.executable, "-m", "ziglang", "cc"]
+    if PLATFORM:
+        return [*ziglang, "-target", TARGETS[PLATFORM]]
+    # By default ziglang compiles for the processor of this machine; the decoder selects its kernels when it is loaded.
+    return system_compiler() or [*ziglang, "-mcpu=baseline"]
 
 
 def fusing(command: list[str]) -> list[str]:
@@ -68,6 +88,16 @@ def run(command: list[str]) -> None:
 
 class BuildLibrary(build_ext):
     """Compiles the library without the flags that Python uses for extension modules."""
+
+    def run(self) -> None:
+        """Without the decoder the package is ten times slower on a CPU, so that a failed compilation is an error."""
+        try:
+            super().run()
+        except CompileError as error:
+            sys.exit(
+                f"error: the C decoder of minhub_py was not compiled ({error}): install a C compiler (Debian: apt-get "
+                "install gcc libc6-dev), or set MINHUB_NO_DECODER=1 to install the package without its decoder"
+            )
 
     def build_extension(self, ext: Extension) -> None:
         output = self.get_ext_fullpath(ext.name)
@@ -98,15 +128,17 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", PLATFORM or super().get_tag()[2]
 
 
+decoder = Extension(
+    "minhub_py.inference.native._decoder",
+    # The longest first, so that none of them runs alone at the end.
+    sorted(glob("minhub_py/inference/native/*.c"), key=lambda name: "kernels_" not in name),
+    depends=sorted(glob("minhub_py/inference/native/*.h")),
+)
+compiled = not os.environ.get("MINHUB_NO_DECODER")
+
 setup(
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
-    ext_modules=[
-        Extension(
-            "minhub_py.inference.native._decoder",
-            # The longest first, so that none of them runs alone at the end.
-            sorted(glob("minhub_py/inference/native/*.c"), key=lambda name: "kernels_" not in name),
-            depends=sorted(glob("minhub_py/inference/native/*.h")),
-            optional=True,
-        )
-    ],
+    ext_modules=[decoder] if compiled else [],
+    # pip installs it for the build. In pyproject.toml it would be downloaded where a compiler exists, too (90 MB).
+    setup_requires=[ZIGLANG] if compiled and not PLATFORM and system_compiler() is None else [],
 )

@@ -2,7 +2,7 @@
 
 `Program` (program.py) translates `steps` to operations with pointers to the weights, and native/operations.c computes
 them. `runner_of` selects `TorchRunner` for a GPU, a modified model, an operation or activation without a C
-implementation, and a package that was installed without a compiler.
+implementation, and a missing or disabled decoder.
 """
 
 import ctypes

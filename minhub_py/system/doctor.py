@@ -153,6 +153,8 @@ def judge_decoder(library: object, detail: str) -> Finding:
         return Finding("decoder in C", f"{detail} kernels: {KERNELS[detail]}", True)
     compiler = "clang" if sys.platform == "win32" else "a C compiler"
     advice = f"install {compiler}, then reinstall this package"
+    if os.environ.get("MINHUB_NO_DECODER"):
+        advice = "unset MINHUB_NO_DECODER; if the decoder was not compiled, reinstall this package"
     slower = f"{detail}; generation on a CPU uses PyTorch, which is slower"
     return Finding("decoder in C", slower, True, advice, present=False)
 

@@ -5,6 +5,7 @@ The constants and structures match the C code.
 
 import ctypes
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -134,8 +135,10 @@ PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "
 @cache
 def opened() -> tuple[Any, str]:
     """The library and the name of its kernels; or None and the reason."""
+    if os.environ.get("MINHUB_NO_DECODER"):
+        return None, "disabled by MINHUB_NO_DECODER"
     if not PATH.exists():
-        return None, "not compiled when the package was installed"
+        return None, "not compiled"
     try:
         library = load(PATH)
     except UnsupportedError as error:
@@ -171,3 +174,19 @@ def library() -> Any:
 def kernels() -> str:
     """The name of the kernels, and a hash of the library: equal for bitwise identical results."""
     return f"{opened()[1]} {hashlib.sha256(PATH.read_bytes()).hexdigest()}"
+
+
+def measured() -> str:
+    """What a benchmark measures on the CPU: the decoder's kernels, or PyTorch if the user has disabled the decoder.
+
+    ValueError: the decoder is missing, so that PyTorch would be measured unnoticed.
+    """
+    compiled, detail = opened()
+    if compiled is not None:
+        return f"decoder in C, {detail} kernels"
+    if os.environ.get("MINHUB_NO_DECODER"):
+        return "PyTorch without the decoder in C"
+    raise ValueError(
+        f"the decoder in C is {detail}, so this would measure PyTorch: install the package again with a C compiler, or "
+        "set MINHUB_NO_DECODER=1 to measure PyTorch"
+    )
