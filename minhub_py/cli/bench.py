@@ -64,13 +64,14 @@ def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str],
 
     show: called with the result so far and the name of a case, after each case.
 
-    OSError, ValueError: the model cannot be loaded, before anything is measured.
+    OSError, ValueError: the model cannot be loaded, or the decoder is missing, before anything is measured.
     """
     import torch
 
+    from minhub_py.inference.native.library import measured
     from minhub_py.system.processor import name
 
-    threads = torch.get_num_threads()
+    engine, threads = measured(), torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
         models = {}
@@ -78,7 +79,7 @@ def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str],
             note(f"Preparing {kind} weights …")
             models[kind] = build(settings.model, kind)
         result: Row = {
-            "machine": {"processor": name(), "threads": settings.threads, "torch": torch.__version__,
+            "machine": {"processor": name(), "engine": engine, "threads": settings.threads, "torch": torch.__version__,
                         "minhub_py": __version__},
             "model": settings.model or "random weights, GPT-2 124M", "repeats": settings.repeats, "cases": {},
         }  # fmt: skip
@@ -264,7 +265,8 @@ def show(result: Row, case: str) -> None:
 
     machine, rows = result["machine"], result["cases"][case]
     if len(result["cases"]) == 1:
-        click.echo(f"{machine['processor']}, {machine['threads']} threads; minhub_py {machine['minhub_py']}, "
-                   f"torch {machine['torch']}; {result['model']}; medians of {result['repeats']}.")  # fmt: skip
+        click.echo(f"{machine['processor']}, {machine['engine']}, {machine['threads']} threads; "
+                   f"minhub_py {machine['minhub_py']}, torch {machine['torch']}; {result['model']}; "
+                   f"medians of {result['repeats']}.")  # fmt: skip
     click.echo(f"\n{case}: {CASES[case]}")
     table(list(rows[0]), lines(rows))

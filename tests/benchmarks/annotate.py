@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from machine import announce
 from transformers import AutoModelForCausalLM
 
 from minhub_py import annotate, from_pretrained, llama, save_pretrained
@@ -97,4 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

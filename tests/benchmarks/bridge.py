@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import announce
 
 from minhub_py import from_pretrained, generate, gpt2, save_pretrained, stream, tokenizer_from_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream
@@ -184,4 +185,5 @@ def generation(r: RSession, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

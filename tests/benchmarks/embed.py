@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import torch
+from machine import announce
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
@@ -59,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

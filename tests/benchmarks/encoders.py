@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import announce
 from peers.worker import Worker
 from tokenizers import Tokenizer
 
 from minhub_py import bert, save_pretrained, tokenizer_from_pretrained
-from minhub_py.system import processor
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -148,7 +148,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all times to this file")
     args = parser.parse_args()
     tokenizer, results = tokenizer_from_pretrained(str(args.checkpoint)), []
-    print(f"{processor.name()}")
     draw = random.Random(1)
     sets = {"5 to 200 tokens": ([draw.randint(5, 200) for _ in range(args.texts)], 8), "20 tokens": ([20] * 32, 32)}
     with tempfile.TemporaryDirectory() as parent:
@@ -166,4 +165,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import announce
 
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 
@@ -113,6 +114,7 @@ def compare(path: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
+    announce()
     command, file, *rest = sys.argv[1:]
     if command == "write":
         write(file, *rest)

@@ -16,6 +16,7 @@ from typing import Any
 
 import gguf
 import torch
+from machine import announce
 from peers.worker import Worker
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -134,5 +135,6 @@ if __name__ == "__main__":
     kinds = args.kinds.split(",")
     if unknown := set(kinds) - KINDS.keys():
         parser.error(f"--kinds: {', '.join(sorted(unknown))}; give some of {', '.join(KINDS)}")
+    announce()
     for chosen in args.sizes or SIZES:
         measure(chosen, kinds, args.prompt, args.new)

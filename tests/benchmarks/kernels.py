@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import announce
 
 from minhub_py import from_pretrained, save_pretrained
 from minhub_py.inference.native.library import UnsupportedError, library, load
@@ -110,4 +111,5 @@ def milliseconds(runner: NativeRunner, count: int) -> float:
 
 
 if __name__ == "__main__":
+    announce()
     main()

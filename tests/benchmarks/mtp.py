@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machine import announce
 
 from minhub_py import generate, qwen35
 from minhub_py.config import changed
@@ -130,4 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

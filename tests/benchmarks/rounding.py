@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 
 import torch
+from machine import announce
 from torch import Tensor
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
@@ -61,4 +62,5 @@ def report(name: str, kind: str, actual: list[Tensor], exact: list[Tensor], part
 
 
 if __name__ == "__main__":
+    announce()
     main()

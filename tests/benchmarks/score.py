@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from machine import announce
 from transformers import AutoModelForCausalLM
 
 from minhub_py import from_pretrained, gpt2, save_pretrained, score
@@ -54,6 +55,7 @@ def measure(ours: Any, reference: Any, count: int, length: int) -> None:
 
 
 if __name__ == "__main__":
+    announce()
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:

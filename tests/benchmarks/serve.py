@@ -25,6 +25,7 @@ from statistics import median
 import httpx2
 import psutil
 import torch
+from machine import announce
 from tokenizers import Tokenizer, decoders, models
 
 from minhub_py import llama, save_pretrained
@@ -236,4 +237,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

@@ -14,6 +14,7 @@ from typing import Any
 import ctranslate2  # type: ignore[import-untyped]
 import torch
 from ctranslate2.converters import TransformersConverter  # type: ignore[import-untyped]
+from machine import announce
 
 from minhub_py import from_pretrained, generate, save_pretrained, t5
 from minhub_py.registry import T5_SIZES
@@ -78,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from machine import announce
 
 from minhub_py import from_pretrained, generate, score, tokenizer_from_pretrained, train
 from minhub_py.chat.templates import chat_template_of
@@ -290,5 +291,6 @@ def main(identifier: str, invocation: str | None = None, **settings: Any) -> Non
 
 
 if __name__ == "__main__":
+    announce()
     given = dict(word.split("=", 1) for word in sys.argv[2:])
     main(sys.argv[1], **{name: json.loads(value) if value[0].isdigit() else value for name, value in given.items()})

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from machine import announce
 
 from minhub_py import gpt2, save_pretrained
 
@@ -98,4 +99,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    announce()
     main()

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from commands import done, failed, minhub
@@ -53,3 +56,30 @@ def test_a_pipe_shows_each_case_when_it_is_measured() -> None:
     assert [line.split()[0] for line in output.splitlines() if line.startswith(("Preparing", "Measuring", "int8"))] == [
         "Preparing", "Measuring", "int8", "Measuring", "int8",
     ]  # fmt: skip
+
+
+def test_the_decoder_is_named_and_its_absence_is_an_error_unless_it_is_requested() -> None:
+    """A checkout that is not compiled would measure PyTorch unnoticed, at a tenth of the speed."""
+    code = """
+import os, pathlib, sys
+from minhub_py.inference.native import library
+if sys.argv.pop(1) == "missing":
+    library.PATH = pathlib.Path("/nowhere/_decoder.so")
+from minhub_py.cli.main import main
+main()
+"""
+    arguments = [*QUICK, GPT2, "--only", "decode", "--weights", "float32"]
+    results = {
+        (state, disabled): subprocess.run(
+            [sys.executable, "-c", code, state, *arguments], capture_output=True, text=True, check=False,
+            env={**os.environ, "MINHUB_NO_DECODER": disabled},
+        )
+        for state, disabled in (("missing", ""), ("missing", "1"), ("present", "1"))
+    }  # fmt: skip
+    missing = results["missing", ""]
+    assert missing.returncode == 1
+    assert "the decoder in C is not compiled, so this would measure" in missing.stderr
+    assert "Preparing" not in missing.stderr
+    for key in (("missing", "1"), ("present", "1")):
+        assert results[key].returncode == 0, results[key].stderr
+        assert "PyTorch without the decoder in C" in results[key].stdout

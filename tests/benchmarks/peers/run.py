@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from minhub_py import __version__
 from minhub_py.checkpoints import hub
 from minhub_py.cli.output import progress_bar
+from minhub_py.inference.native.library import measured
 from minhub_py.registry import ARCHITECTURES
 from minhub_py.system import processor
 from minhub_py.system.console import note
@@ -392,7 +393,8 @@ def measure(
     """Run the cases `names`, or all, in the order of CASES. Returns the result as a JSON object.
 
     `done(result, name)` is called after each case. A case that fails is recorded under "failed" with its reason, and
-    the others continue.    OSError, ValueError: as for `from_pretrained`, before anything is measured.
+    the others continue.    OSError, ValueError: as for `from_pretrained`, or the decoder is missing, before anything is
+    measured.
     """
     result: Result = {
         "minhub_bench": 1, "date": time.strftime("%Y-%m-%d"), "machine": machine(settings.threads),
@@ -423,7 +425,7 @@ def machine(threads: int) -> Row:
     versions: dict[str, str | None] = {name: metadata.version(name) for name in ("torch", "tokenizers")}
     versions |= {peer.package: peer.version() for peer in PEERS}
     return {
-        "processor": processor.name(), "cores": processor.cores(), "threads": threads,
+        "processor": processor.name(), "engine": measured(), "cores": processor.cores(), "threads": threads,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # before the first case
         "system": platform.platform(terse=True), "python": platform.python_version(), "minhub_py": __version__,
         **versions,

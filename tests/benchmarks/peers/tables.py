@@ -122,7 +122,8 @@ def headline(result: Result) -> str:
     shown = ("minhub_py", "torch", "transformers", "ctranslate2", "llama-cpp-python", "openvino")
     versions = [f"{name} {about[name]}" for name in shown if about.get(name)]  # a saved result may be older than a name
     count, threads = about["cores"], about["threads"]
-    where = f"{about['processor']}, {count} core{'s' * (count > 1)}, {threads} thread{'s' * (threads > 1)}"
+    engine = f", {about['engine']}" if about.get("engine") else ""
+    where = f"{about['processor']}{engine}, {count} core{'s' * (count > 1)}, {threads} thread{'s' * (threads > 1)}"
     repeats = result["settings"]["repeats"]
     quick = " (--quick: rough)" if result["settings"]["quick"] else ""
     return f"{where}; {', '.join(versions)}; {result['date']}; medians of {repeats}{quick}"
