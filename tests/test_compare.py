@@ -1,8 +1,6 @@
 """The comparison with other libraries, tests/benchmarks/compare.py, on built-in models. No test asserts a time."""
 
-import importlib.util
 import json
-import os
 import struct
 import sys
 import venv
@@ -16,6 +14,7 @@ import results
 import torch
 from click.testing import CliRunner, Result
 from gguf_cases import CASES as SMALL
+from needs import needs
 from peers import CASES, cases, gguf_writer, tables
 from peers.cases import FUNCTIONS
 from peers.run import Bench, LeftOutError, Runner, Settings, look
@@ -139,14 +138,6 @@ OPENVINO = (
     "OpenVINO is left out because it is not installed: "
     "python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python"
 )
-needs_llamacpp = pytest.mark.skipif(
-    not all(importlib.util.find_spec(module) for module in ("llama_cpp", "gguf")),
-    reason="llama-cpp-python is not installed",
-)
-needs_openvino = pytest.mark.skipif(
-    "MINHUB_BENCH_OPENVINO" not in os.environ,
-    reason="MINHUB_BENCH_OPENVINO names no Python with OpenVINO (compare.py --help)",
-)
 
 
 def test_a_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
@@ -181,7 +172,7 @@ def test_llama_without_llamacpp(monkeypatch: pytest.MonkeyPatch, small_llama: st
     assert len(set(rows["minhub_py float32"]["ids"])) > 8
 
 
-@needs_llamacpp
+@needs("llama_cpp")
 def test_llamacpp_reads_the_same_llama(monkeypatch: pytest.MonkeyPatch, small_llama: str) -> None:
     monkeypatch.delenv("MINHUB_BENCH_OPENVINO", raising=False)
     result = json.loads(done(*QUICK, "--model", small_llama, "--only", "llama", "--json"))
@@ -222,7 +213,7 @@ def peer_ids(library: str, folder: Path, scratch: Path, prompts: list[list[int]]
 
 
 @pytest.mark.parametrize(
-    "library", [pytest.param("llama.cpp", marks=needs_llamacpp), pytest.param("OpenVINO", marks=needs_openvino)]
+    "library", [pytest.param("llama.cpp", marks=needs("llama_cpp")), pytest.param("OpenVINO", marks=needs("OpenVINO"))]
 )
 def test_rows_of_a_peer_are_those_alone(
     library: str, checkpoint: tuple[Path, Any], expected: list[list[int]], tmp_path: Path

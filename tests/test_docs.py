@@ -10,7 +10,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -21,6 +20,7 @@ import pytest
 from docs_models import publish
 from fast_python import programs, python
 from hub_server import HubServer
+from needs import RSCRIPT, need, needs
 from paths import ROOT, TEXT
 
 from minhub_py.cli.main import main
@@ -84,11 +84,11 @@ def test_shell_blocks_run(page: str, folder: Path) -> None:
         assert process.returncode == 0, f"{code}\n{process.stderr}"
 
 
-@pytest.mark.skipif(shutil.which("Rscript") is None, reason="R is not installed")
+@needs("R")
 @pytest.mark.parametrize("page", pages_with("r"))
 def test_r_blocks_run(page: str, folder: Path, library: Path) -> None:
     code = "\n".join(["pdf(NULL)", *blocks(page, "r")])
-    process = subprocess.run(["Rscript", "-e", code], capture_output=True, text=True, check=False, timeout=250,
+    process = subprocess.run([str(RSCRIPT), "-e", code], capture_output=True, text=True, check=False, timeout=250,
                              env={**os.environ, "R_LIBS": str(library), "MINHUBPY_PYTHON": python(),
                                   "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert process.returncode == 0, process.stderr
@@ -163,9 +163,7 @@ def text_of(page: Path) -> Text:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The website, built as by `make docs`, where a warning is an error."""
-    pytest.importorskip("furo", reason="the extra docs is not installed: pip install '.[docs]'")
-    if shutil.which("Rscript") is None:
-        pytest.skip("R is not installed")
+    need("R", "furo")
     folder = tmp_path_factory.mktemp("site")
     options = ["-W", "--keep-going", "-q", "-b", "html"]
     command = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(folder)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from adapters import random_adapter
+from needs import package
 from references import assert_close, random_model, texts_of
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def test_the_base_computes_the_tokens_before_the_last_invocation(name: str, tmp_
 @pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
 def test_peft_computes_the_same(tmp_path: Path) -> None:
     """Logits, greedy texts, and the files, in both directions."""
-    peft = pytest.importorskip("peft")
+    peft = package("peft")
     import transformers
 
     models(tmp_path, "llama")

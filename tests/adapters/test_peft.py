@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from needs import package
 from real_data import real_data
 from references import assert_close, ids_of, random_model
 from safetensors.torch import load_file, save_file
@@ -84,7 +85,7 @@ def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
 @pytest.mark.parametrize("base", ["gpt2", "llama"])
 def test_published_adapters_equal_peft_on_this_processor(base: str) -> None:
     """In float64 up to the last digits, in float32 within 3e-7."""
-    peft = pytest.importorskip("peft")
+    peft = package("peft")
     import transformers
 
     folder = real_data("peft")
@@ -101,7 +102,7 @@ def test_published_adapters_equal_peft_on_this_processor(base: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> None:
     """Large random factors, LoRA and DoRA, in both directions; tensors stay bitwise the same."""
-    peft = pytest.importorskip("peft")
+    peft = package("peft")
     import transformers
 
     cls, settings, targets = MODELS[name]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from needs import package
 from peft_files import BASES, CASES, TABLE, PeftFile
 from references import assert_close, save_reference
 from safetensors.torch import load_file, save_file
@@ -95,7 +96,7 @@ def test_a_setting_has_its_meaning_in_every_way(name: str, tied: bool, bases: Pa
 @pytest.mark.parametrize(("name", "tied"), TABLE)
 def test_peft_reads_our_files_and_writes_the_same_names(name: str, tied: bool, bases: Path, tmp_path: Path) -> None:
     """Its logits are ours, from a file with its names and from the file that we save."""
-    peft = pytest.importorskip("peft")
+    peft = package("peft")
     import transformers
 
     base, file = peft_file(bases, name, tied)

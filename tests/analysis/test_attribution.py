@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from needs import need
 from random_weights import draw
 from references import FEW, VOCABULARY, random_model, texts_of
 from small_models import LSTM, SINUSOIDAL, T5
@@ -155,7 +156,7 @@ def test_directions_separate_their_texts() -> None:
 
 
 def test_probe_finds_a_linear_feature_and_is_at_chance_for_shuffled_labels() -> None:
-    pytest.importorskip("sklearn")
+    need("sklearn")
     random = np.random.default_rng(0)
     x = random.normal(size=(200, 6))
     y = np.where(x[:, 2] > 0, "plural", "singular")

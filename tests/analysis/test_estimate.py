@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import need
 
 from minhub_py import agreement, choose_for_coding, estimate
 
@@ -169,7 +170,7 @@ def test_results_are_shown_as_tables() -> None:
 
 
 def test_plots_show_the_corrected_and_the_naive_estimates_and_the_counts(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    need("matplotlib")
     axes = estimate(HUMAN, PREDICTED, {"cos": np.cos(i)}).plot(tmp_path / "estimates.png").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["(Intercept)", "cos"]
     assert len(axes.containers) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import need
 from random_weights import draw
 from references import FEW, VOCABULARY, assert_close, random_model, texts_of
 from small_models import LSTM, T5, tokenizer
@@ -249,7 +250,7 @@ def test_patching_takes_a_function_of_the_logits_and_draws_a_plot(tmp_path: Any)
         model, tok, "the cat sat", "the dog sat", lambda rows: float(rows[-1, 5]), kinds=["resid", "heads"]
     )
     assert result.clean == pytest.approx(float(logits(model, tok.encode("the cat sat").ids)[-1, 5]), abs=1e-4)
-    pytest.importorskip("matplotlib")
+    need("matplotlib")
     figure = result.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 2000
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from memory import MB, growths
+from needs import needs
 from random_weights import draw
 
 import minhub_py
@@ -119,7 +119,7 @@ def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+@needs("Linux")
 def test_100_000_texts_need_little_more_memory_than_their_vectors(wide_encoder: Path) -> None:
     count = 100_000
     [grown] = growths(MANY_TEXTS, wide_encoder, count)
@@ -144,7 +144,7 @@ for kind in ("npy", "parquet"):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+@needs("Linux")
 def test_memory_is_constant_for_embeddings_of_100_000_rows(wide_encoder: Path, tmp_path: Path) -> None:
     """The vectors of 100,000 rows take 154 MB. A row group of a .parquet file waits in memory."""
     npy, more_npy, parquet, more_parquet = growths(FILE_OF_TEXTS, wide_encoder, tmp_path)

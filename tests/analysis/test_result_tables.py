@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import need
 
 import minhub_py
 from minhub_py.system.tables import Columns, Result
@@ -77,7 +78,7 @@ def test_results_have_a_table_of_columns_and_html(results: dict[str, Any], name:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_data_frames(results: dict[str, Any], name: str) -> None:
-    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'minhub_py[pandas]'")
+    need("pandas")
     result = results[name]
     columns = result if isinstance(result, Columns) else result.table()
     frame = result.to_pandas()

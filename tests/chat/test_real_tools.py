@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from needs import package
 from real_models import MODELS, path_of
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
@@ -73,7 +74,7 @@ async def replies_of(served: ServedModel, seeds: range) -> list[ParsedReply]:
 
 def problem(reply: ParsedReply) -> str:
     """The first violation of a reply; "" if all calls are valid."""
-    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema = package("jsonschema")
     if not reply.calls:
         return f"no call: {reply.end}, {reply.text[:100]!r}"
     if reply.text.strip():

@@ -12,6 +12,7 @@ import gguf_files
 import jinja2
 import pytest
 import transformers
+from needs import needs
 from paths import ROOT
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -156,10 +157,9 @@ def test_templates_render_as_in_transformers(reference: Any, name: str) -> None:
     check_equal(reference, TEMPLATES[name], enable_thinking=False, custom={"a": [1, 2]})
 
 
+@needs("chat templates")
 def test_published_templates_render_as_in_transformers(reference: Any) -> None:
     """With llama.cpp's collection of templates, if available."""
-    if FOLDER not in os.environ:
-        pytest.skip(f"{FOLDER} does not name a folder of *.jinja, such as llama.cpp's models/templates")
     files = sorted(Path(os.environ[FOLDER]).glob("*.jinja"))
     assert files
     counts = [check_equal(reference, file.read_text(encoding="utf-8")) for file in files]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import needs
 from tool_templates import SCHEMA, TEMPLATES, TOOLS, chat_template
 
 from minhub_py import gpt2
@@ -374,11 +375,10 @@ def test_replies_without_calls_are_bitwise_identical_with_a_lazy_grammar(templat
     assert tokenizer.decode([id for id, _ in result[rows[2]]]).strip().startswith("<tool_call>")
 
 
+@needs("chat templates")
 @pytest.mark.parametrize("markers", [True, False])
 def test_published_templates_parse_their_own_calls(markers: bool) -> None:
-    folder = os.environ.get("MINHUB_CHAT_TEMPLATES")
-    if folder is None:
-        pytest.skip("MINHUB_CHAT_TEMPLATES does not name a folder of *.jinja, such as llama.cpp's models/templates")
+    folder = os.environ["MINHUB_CHAT_TEMPLATES"]
     failures, formats = [], {}
     for file in sorted(Path(folder).glob("*.jinja")):
         template = chat_template(file.read_text(encoding="utf-8"), markers=markers)

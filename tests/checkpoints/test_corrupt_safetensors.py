@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from corruption import (
     tensor_names,
     to_json,
 )
+from needs import needs
 from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as safetensors_bytes
 
@@ -222,7 +222,7 @@ def test_write_rejects_integer_tensors(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits virtual memory")
+@needs("Linux")
 @pytest.mark.parametrize(
     ("name", "share"), [("model.safetensors", 0.5), ("model.safetensors", 1.5), ("model.bin", 0.5)]
 )

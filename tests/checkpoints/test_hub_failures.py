@@ -6,12 +6,12 @@ import shutil
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hub_files import REPO, SINGLE, SLEEP, WEIGHTS, assert_files, blob, cut_off, names, partial
 from hub_server import HubServer
+from needs import needs
 
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.checkpoints import transfer
@@ -315,7 +315,7 @@ def test_full_disk_is_detected_before_download(hub: HubServer, monkeypatch: pyte
     assert_files(minhub.fetch(REPO), SINGLE)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+@needs("full device")
 def test_disk_that_fills_during_download_is_explained(hub: HubServer) -> None:
     hub.add(REPO, SINGLE)
     minhub.fetch(REPO, weights=False)

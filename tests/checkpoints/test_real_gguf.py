@@ -5,13 +5,13 @@ The files are described in tests/support/real_models.py.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from needs import needs
 from paths import TEXT
 from real_models import MODELS, Real, path_of
 from torch.nn import functional as F
@@ -91,9 +91,6 @@ def test_greedy_text(theirs: Any, ours: Any, file: Path) -> None:
 
 # --- llama.cpp
 
-needs_llama_cpp = pytest.mark.skipif(
-    not find_spec("llama_cpp"), reason="llama-cpp-python is not installed (tests/benchmarks/NOTES.md)"
-)
 LONG, SHORT = 600, 200  # tokens of the text: more than Gemma's window, but few, since every type is tested
 SHOWN = 100  # the last tokens, whose logits are compared
 TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"]
@@ -173,7 +170,7 @@ def in_float32(file: Path) -> Iterator[Path]:
         yield requantize(file, Path(folder) / "model.gguf", "F32")
 
 
-@needs_llama_cpp
+@needs("llama_cpp")
 @torch.no_grad()
 def test_llama_cpp_in_float32(
     real: Real, ours: Any, file: Path, in_float32: Path, ids: list[int], monkeypatch: pytest.MonkeyPatch
@@ -198,7 +195,7 @@ def test_llama_cpp_in_float32(
     assert perplexity(own_value) == pytest.approx(perplexity(other), rel=1e-5 if rounding == 0 else 2e-4)
 
 
-@needs_llama_cpp
+@needs("llama_cpp")
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["as published", *TYPES])
 def test_llama_cpp_on_the_same_file(

@@ -1,6 +1,5 @@
 """Repositories of sentence-transformers: the files of save_pretrained(), and pooling without the prompt."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from encoders import write_sentence_encoder
+from needs import needs
 from safetensors.torch import load_file, save_file
 
 from minhub_py import embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
@@ -16,9 +16,6 @@ from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings, read_
 from minhub_py.cli.main import main
 
 TEXTS = ["The cat sat on the mat", "a dog ran", "", "lovely weather " * 30]
-needs_peer = pytest.mark.skipif(
-    importlib.util.find_spec("sentence_transformers") is None, reason="this needs pip install sentence-transformers"
-)
 
 
 def write_dense(folder: Path, number: int, rows: int, columns: int, activation: str, **settings: Any) -> None:
@@ -96,7 +93,7 @@ def test_a_saved_model_has_the_same_embeddings(repository: Path, way: str, tmp_p
     assert tokenizer_from_pretrained(saved).to_str() == tokenizer.to_str()
 
 
-@needs_peer
+@needs("sentence_transformers")
 def test_sentence_transformers_loads_what_is_saved(repository: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -153,7 +150,7 @@ def test_a_truncated_prompt_leaves_the_last_special_token(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("pooling", ["mean", "weightedmean", "cls"])
-@needs_peer
+@needs("sentence_transformers")
 def test_prompts_left_out_equal_sentence_transformers(pooling: str, tmp_path: Path) -> None:
     """Also where the maximum length cuts the text, or the prompt."""
     from sentence_transformers import SentenceTransformer

@@ -16,6 +16,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from commands import done, failed, minhub
 from hub_server import HubServer
+from needs import need, needs
 from paths import ROOT
 from safetensors.torch import load_file, save_file
 
@@ -236,11 +237,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, folder: Path) -> None:
     """A file system with too little room for the checkpoint, made by the one who may (root, as in CI)."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("only root may mount a small file system")
+    need("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
     try:
         (disk / "config.json").write_text("old")
         message = failed("convert", str(folder), str(disk), "--overwrite")
@@ -502,7 +500,7 @@ def test_moving_lines_leave_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch
         ("{} <&-", False),
     ],
 )
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a parent reads from")
+@needs("Linux")
 def test_what_is_piped_in_and_not_read(command: str, result: bool) -> None:
     code = "from contextlib import suppress; from select import select; from minhub_py.cli.inputs import unread_pipe"
     code += "\nwith suppress(OSError): select([0], [], [])\nprint(unread_pipe())"  # echo runs beside it

@@ -6,7 +6,6 @@ import itertools
 import os
 import select
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ import weakref
 import pytest
 import torch
 from decoders import ARCHITECTURES, DTYPES, KERNELS, at_the_end_of_memory, extend, new, new_cache, read, some_ids
+from needs import needs, require
 from pairs import in_pairs
 from torch import nn
 
@@ -81,16 +81,15 @@ def test_a_forked_process_continues() -> None:
     os.close(write)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads stay where the system has them")
+@needs("Linux")
 def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
     """A thread that has woken may use all processors again."""
     processors = os.sched_getaffinity(0)
-    if len(processors) == 1:
-        pytest.skip("there is one processor")
+    require(len(processors) > 1, "there is one processor")
     try:
         os.sched_setaffinity(0, processors)
     except OSError as error:
-        pytest.skip(f"the system does not let threads be kept off a processor: {error}")
+        require(False, f"the system does not let threads be kept off a processor: {error}")
     own = {frozenset(processors)}
     model = new("gpt2-heads-of-72")
     ids, runner = some_ids(model, 40), NativeRunner(model)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from decoders import in_dtype
+from needs import needs
 
 from minhub_py import gpt2, gptneo, lstm, mistral, qwen35, t5
 from minhub_py.inference.batch import Batch
@@ -214,8 +215,10 @@ def test_the_least_recently_used_files_are_deleted(tmp_path: Path) -> None:
     assert files(tmp_path) == [foreign] or len(files(tmp_path)) == 2  # the last file may exceed the limit alone
 
 
+@needs("Linux")
 def test_a_full_disk_stops_writing_with_one_note(tmp_path: Path, capfd) -> None:
-    resource = pytest.importorskip("resource")
+    import resource
+
     torch.manual_seed(0)
     model = gpt2(vocab_size=V, n_embd=128, n_layer=4, n_head=4, n_positions=CONTEXT).eval()
     prompts = [text(seed, 150) for seed in range(4)]

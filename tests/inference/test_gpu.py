@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import ARCHITECTURES
+from needs import require
 
 from minhub_py import from_pretrained, generate, gpt2, save_pretrained, score, tokenizer_from_pretrained, train
 from minhub_py.config import read
@@ -76,8 +77,7 @@ def test_training_on_a_gpu_follows_training_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_two_gpus_share_a_model(tmp_path: Path) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there are fewer than two GPUs")
+    require(torch.cuda.device_count() > 1, "there are fewer than two GPUs")
     tokenizer = tokenizer_from_pretrained(COMMAND[0])
     model = gpt2(vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=32, n_layer=2, n_head=4)
     save_pretrained(model, tmp_path, tokenizer)

@@ -7,7 +7,6 @@ with its parent's maximum, which is too large under pytest.
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from memory import MB, growth, growths
+from needs import needs
 from torch import Tensor
 
 import minhub_py
@@ -24,7 +24,7 @@ from minhub_py.models.gpt2 import GPT2Config
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+pytestmark = needs("Linux")
 
 
 # --- Loading

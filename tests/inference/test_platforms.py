@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from block_models import new_of_blocks
 from decoders import kernels, new
+from needs import compiler, need
 from paths import PROGRAMS, ROOT
 from recorded_calls import record
 
@@ -23,8 +24,9 @@ LIBRARY = (
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program that repeats recorded calls."""
     program = tmp_path_factory.mktemp("replay") / "replay"
-    source = PROGRAMS / "replay.c"
-    subprocess.run(["cc", "-O1", source, "-o", program, "-ldl", "-lm"], check=True)
+    need("decoder", "C compiler")
+    command = compiler() or []
+    subprocess.run([*command, "-O1", PROGRAMS / "replay.c", "-o", program, "-ldl", "-lm"], check=True)
     return program
 
 

@@ -16,6 +16,7 @@ import pytest
 from children import SERVER
 from commands import done, minhub
 from job_runs import count_parts, fail, random_texts, read_csv, start, wait_for, write_csv
+from needs import need
 
 from minhub_py import from_pretrained, tokenizer_from_pretrained
 from minhub_py.analysis.surprisal import word_logprobs
@@ -196,8 +197,8 @@ def test_full_disk_keeps_completed_parts(tmp_path: Path, model: str, large: Path
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small file system")
+    need("mount")
+    subprocess.run(mount, check=True)
     try:
         message = fail("score", model, large, "--out", disk / "out.csv")
         assert "out.csv.parts cannot be written (No space left on device): free disk space" in message
@@ -307,7 +308,7 @@ def test_a_job_killed_20_times_has_identical_output(tmp_path: Path, model: str, 
 @pytest.mark.filterwarnings("default")
 def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> None:
     """One of two nodes is killed during the job. The output matches a single process."""
-    pytest.importorskip("ray")
+    need("ray")
     from ray.cluster_utils import Cluster
 
     file = write_csv(tmp_path / "in.csv", random_texts(20_000, 16))
@@ -331,7 +332,7 @@ def test_ray_job_completes_after_a_node_failure(tmp_path: Path, model: str) -> N
 
 @pytest.mark.soak
 def test_a_missing_ray_cluster_is_reported(tmp_path: Path, model: str) -> None:
-    pytest.importorskip("ray")
+    need("ray")
     file, out = write_csv(tmp_path / "in.csv", ["abc"]), tmp_path / "out.csv"
     assert "no Ray cluster at" in fail("score", model, file, "--out", out, "--ray", "auto")
     assert not Parts(out).folder.exists()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from memory import MB, growth
+from needs import need_kernels
 from random_weights import draw
 from references import LENGTH, assert_close, ids_of, read
 from safetensors import safe_open
@@ -95,8 +96,7 @@ def test_weights_of_experts_are_transformers_own(packed) -> None:
 @pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512"])
 def test_native_logits_match_forward(packed, kernels: str) -> None:
     """From the bytes of the file; bitwise identical in one call, in chunks, and with other rows."""
-    if library() is None or library().choose(kernels.encode()) is None:
-        pytest.skip(f"no {kernels} kernels here")
+    need_kernels(kernels)
     try:
         reference, model, _ = packed
         runner = runner_of(model)

@@ -7,7 +7,6 @@ or layout changes logits by thousands of times the tolerance.
 """
 
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from itertools import cycle
@@ -15,6 +14,7 @@ from itertools import cycle
 import pytest
 import torch
 from cases import ARCHITECTURES
+from needs import need
 from pairs import in_pairs
 from references import assert_identical, read
 from safetensors.torch import load_file, save_file
@@ -458,8 +458,7 @@ def test_models_compiled_by_dynamo_match(load, name):
 @pytest.mark.soak  # a minute of g++; another test covers the graphs of Dynamo
 @pytest.mark.parametrize("name", ["gpt2-one-head-one-layer", "gpt_neo-local-first"])
 def test_models_compiled_by_inductor_match(load, name):
-    if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "g++", "clang++"])) and os.environ.get("CI") != "true":
-        pytest.skip("inductor needs a C++ compiler")
+    need("C++ compiler")
     _, model, _, ids, expected = load(name)
     with compiled(model, "inductor") as fast:
         with torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from commands import succeeded
+from needs import need_kernels
 from references import assert_close, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -116,8 +117,7 @@ def test_logits_match_pytorch(load: Any, name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_native_logits_match_forward(load: Any, name: str, kernels: str) -> None:
     """The reference's logits, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
-    if library() is None or library().choose(kernels.encode()) is None:
-        pytest.skip(f"no {kernels} kernels here")
+    need_kernels(kernels)
     try:
         reference, model, _ = load(name)
         runner = runner_of(model)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from needs import need_kernels
 from references import assert_close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
@@ -379,8 +380,7 @@ def test_torchscript_matches_the_model(load, name: str, tmp_path: Path) -> None:
 )
 def test_native_logits_match_forward(load, name: str, kernels: str | None) -> None:
     """The logits of `forward`, with each kernel; bitwise identical in one call, in chunks, and with other rows."""
-    if library() is None or library().choose(kernels and kernels.encode()) is None:
-        pytest.skip(f"no {kernels} kernels here")
+    need_kernels(kernels)
     try:
         model = load(name)[1]
         runner = runner_of(model)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import needs
 from references import CASES, TOLERANCE, assert_close, ids_of, random_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
@@ -97,7 +98,7 @@ def test_contradictions_of_old_and_new_names_are_rejected(tmp_path: Path, change
         minhub_py.from_pretrained(tmp_path)
 
 
-@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} does not name a folder with transformers 4")
+@needs("transformers 4")
 def test_transformers_4_computes_the_same_logits(tmp_path: Path) -> None:
     names = [name for name in CASES if not name.startswith(NEWER) and name not in ONLY_5]
     ids, expected = ids_of(1, 60), {}

@@ -13,12 +13,13 @@ from chat_models import chat_tokenizer
 from click.testing import CliRunner
 from encoders import write_cross_encoder, write_sentence_encoder, write_token_classifier
 from hub_server import HubServer
+from needs import package
 
 from minhub_py import Chat, embed, from_pretrained, gpt2, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
 
-llm = pytest.importorskip("llm", reason="llm is not installed: pip install 'minhub_py[llm]'")
+llm = package("llm")
 
 
 @pytest.fixture

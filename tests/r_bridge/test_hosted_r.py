@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from needs import needs
 from paths import PROGRAMS
 
 from minhub_py import from_pretrained, generate, tokenizer_from_pretrained
 from r_bridge.host.library import PACKAGE, fingerprint
 from r_bridge.probe import find_r
 
+pytestmark = needs("R")
 MODEL = "minhub/shakespeare-gpt2"
 MINHUB = [sys.executable, "-m", "minhub_py.cli.main", "r"]
 # R and Python must not inherit settings of the test process.

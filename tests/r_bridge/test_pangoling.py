@@ -1,12 +1,10 @@
 """The stored results of the R package pangoling (tests/support/pangoling.py), which R's tests use."""
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pangoling
 import pytest
+from needs import needs
 from r_package import WORDS, word_piece_tokenizer
 
 from minhub_py import save_pretrained
@@ -14,15 +12,7 @@ from minhub_py import save_pretrained
 NEEDS = "pangoling in R, and in RETICULATE_PYTHON the path of a Python with PyTorch and transformers 4"
 
 
-@pytest.fixture
-def has_pangoling() -> None:
-    code = 'quit(status = !requireNamespace("pangoling", quietly = TRUE))'
-    installed = "RETICULATE_PYTHON" in os.environ and shutil.which("Rscript") is not None
-    if not installed or subprocess.run(["Rscript", "-e", code], capture_output=True, check=False).returncode:
-        pytest.skip(f"this needs {NEEDS}")
-
-
-@pytest.mark.usefixtures("has_pangoling")
+@needs("pangoling")
 def test_the_stored_results_are_those_of_pangoling(tmp_path: Path) -> None:
     save_pretrained(pangoling.masked_model(len(WORDS)), tmp_path, word_piece_tokenizer())
     results = pangoling.pangoling_results(tmp_path)

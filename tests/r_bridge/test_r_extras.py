@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needs import RSCRIPT
 from paths import PROGRAMS, R_PACKAGE, ROOT
-from r_package import RSCRIPT, environment
+from r_package import environment
 
 from minhub_py.system.extras import EXTRAS, MODULES
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from hub_server import HubServer
-from r_package import RSCRIPT, environment
+from needs import RSCRIPT
+from r_package import environment
 
 
 def run_r(code: str, library: Path, **variables: str) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import fast_python
 import pytest
+from needs import RSCRIPT
 from paths import PROGRAMS, R_PACKAGE
-from r_package import RSCRIPT, environment
+from r_package import environment
 
 R_TESTS = R_PACKAGE / "tests" / "testthat"
 WITHOUT_MATPLOTLIB = PROGRAMS / "without_matplotlib"

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from needs import may_mount, need
 from paths import PROGRAMS
 from r_processes import StartR, gone, left_behind, worker_of
 
@@ -180,13 +181,6 @@ def in_its_own_mounts(commands: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", commands + '; exec "$@"', "sh"]
 
 
-def may_mount() -> bool:
-    return (
-        subprocess.run(in_its_own_mounts("mount -t tmpfs none /dev/shm"), capture_output=True, check=False).returncode
-        == 0
-    )
-
-
 def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -224,8 +218,7 @@ def test_results_need_no_disk(start_r: StartR, tmp_path: Path, room: str, total_
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory has room", "shared memory is full, too"])
 def test_a_full_tmpdir_does_not_stop_the_worker_or_is_reported(start_r: StartR, tmp_path: Path, shared: bool) -> None:
-    if not may_mount():
-        pytest.skip("a file system cannot be mounted here")
+    need("mount")
     folders = [tmp_path / "tmp"] if shared else [tmp_path / "tmp", Path("/dev/shm")]
     mounts = [
         f"mount -t tmpfs -o size=8k none '{folder}'; head -c 99999 /dev/zero >'{folder}/full' 2>/dev/null"

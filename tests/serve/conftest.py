@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from pages import CHROMIUM, MARKDOWN, open_page, reciter
+from needs import CHROMIUM, need
+from pages import MARKDOWN, open_page, reciter
 from scripted import Script, scripted_model
 from served_models import CONTEXT, RECOMMENDED, large, served, serving, write_checkpoint
 
@@ -90,6 +91,8 @@ def page_address(main_model, recurrent: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
+
+    need("Chromium")
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

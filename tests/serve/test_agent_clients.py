@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import need, package
 from scripted import Script
 from served_models import user
 from tool_templates import TOOLS
@@ -37,7 +38,7 @@ def get_weather(city: str, days: int = 1) -> str:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_langchain_binds_tools(base_url: str, script: Script, streaming: bool) -> None:
-    openai = pytest.importorskip("langchain_openai")
+    openai = package("langchain_openai")
     from langchain_core.messages import HumanMessage, ToolMessage
 
     model = openai.ChatOpenAI(model="hermes", base_url=base_url, api_key="unused", max_retries=0, streaming=streaming)
@@ -57,7 +58,7 @@ def test_langchain_binds_tools(base_url: str, script: Script, streaming: bool) -
 
 
 def test_pydantic_ai_runs_tools(base_url: str, script: Script) -> None:
-    ai = pytest.importorskip("pydantic_ai")
+    ai = package("pydantic_ai")
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -77,7 +78,7 @@ def test_pydantic_ai_runs_tools(base_url: str, script: Script) -> None:
 @pytest.mark.parametrize("prefix", ["openai", "hosted_vllm", "anthropic", "ollama_chat"])
 def test_litellm_receives_calls_in_streams(hermes: tuple[str, Script], script: Script, prefix: str) -> None:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # without it, a list of prices is fetched
-    litellm = pytest.importorskip("litellm")
+    litellm = package("litellm")
     address = hermes[0]
     base = f"{address}/v1" if prefix in ("openai", "hosted_vllm") else address
     ask: dict[str, Any] = {"model": f"{prefix}/hermes", "api_base": base, "api_key": "unused", "tools": TOOLS,
@@ -96,7 +97,7 @@ def test_litellm_receives_calls_in_streams(hermes: tuple[str, Script], script: S
 
 
 def test_llm_runs_tools(base_url: str, script: Script, tmp_path: Path) -> None:
-    pytest.importorskip("llm")
+    need("llm")
     models = [{"model_id": "hermes", "model_name": "hermes", "api_base": base_url, "api_key_name": "minhub",
                "supports_tools": True}]  # fmt: skip
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models), encoding="utf-8")

@@ -16,6 +16,7 @@ import pytest
 import torch
 from commands import failed
 from fast_python import python
+from needs import need
 from served_models import connected, in_chat, large, served, serving, user, write_checkpoint
 
 from minhub_py import Chat, gpt2, llama
@@ -195,7 +196,7 @@ def answer(http: httpx2.Client, number: int, stream: bool) -> Answer:
 @pytest.mark.timeout(900)
 def test_many_clients_with_schemas_and_tools_get_the_replies_of_single_runs(bpe_folder: Path, tmp_path: Path) -> None:
     """64 clients and streams, with a prefix cache in memory that is too small and one on disk."""
-    pytest.importorskip("llguidance")
+    need("llguidance")
     torch.manual_seed(0)
     size = read_tokenizer(bpe_folder).get_vocab_size()
     model = gpt2(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=1024, eos_token_id=size - 1)

@@ -6,7 +6,6 @@ tests/benchmarks/NOTES.md lists further clients that were tested manually.
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Literal
 import ollama
 import pytest
 import torch
+from needs import RSCRIPT, need, needs
 from pydantic import BaseModel, Field
 from served_models import in_chat, serving, user
 
@@ -70,7 +70,7 @@ def test_ollama_lists_chats_and_generates(address: str, main_model: ServedModel)
 
 def test_llm_chats_continues_and_follows_a_schema(address: str, main_model: ServedModel, tmp_path: Path) -> None:
     """The tests do not install `llm`: it requires tabulate, with which PyTorch loses the exit status of Ctrl-C."""
-    pytest.importorskip("llm")
+    need("llm")
     models = [{"model_id": "tiny", "model_name": "tiny", "api_base": f"{address}/v1", "api_key_name": "minhub",
                "supports_schema": True}]  # fmt: skip
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models), encoding="utf-8")
@@ -132,12 +132,11 @@ cat(jsonlite::toJSON(results, auto_unbox = TRUE, digits = NA))
 """
 
 
+@needs("R")
 def test_httr2_and_curl_in_r_receive_replies_and_errors(address: str, main_model: ServedModel, tmp_path: Path) -> None:
     script = tmp_path / "client.R"
     script.write_text(IN_R, encoding="utf-8")
-    rscript = shutil.which("Rscript")
-    assert rscript, "R is missing: make r"
-    command = [rscript, "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
+    command = [str(RSCRIPT), "--vanilla", str(script), address, json.dumps(Animal.model_json_schema())]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr
     results = json.loads(result.stdout)

@@ -5,12 +5,12 @@ Source: lm_eval 0.4.13, models/openai_completions.py and RemoteTokenizer in util
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from needs import LM_EVAL, needs
 from paths import ROOT
 from served_models import connected, served, user
 
@@ -20,7 +20,6 @@ from minhub_py.serve.models import ServedModel
 TASK = ROOT / "examples" / "lm_eval"
 ITEMS = [json.loads(line) for line in (TASK / "agreement.jsonl").read_text(encoding="utf-8").splitlines()]
 # Installed in its own environment, for example: it requires 700 MB.
-LM_EVAL = os.environ.get("MINHUB_LM_EVAL") or shutil.which("lm_eval")
 
 
 def pairs(model: ServedModel, item: dict) -> list[tuple[list[int], list[int]]]:
@@ -151,13 +150,13 @@ def test_texts_and_conversations_are_tokenized_in_both_formats(http, main_model:
     assert http.get("/tokenizer_info?model=unknown").status_code == 404
 
 
-@pytest.mark.skipif(LM_EVAL is None, reason="lm_eval is not installed: name its program in MINHUB_LM_EVAL")
+@needs("lm_eval")
 def test_a_run_of_lm_eval_computes_the_accuracy_of_score(address: str, main_model: ServedModel, tmp_path: Path) -> None:
     arguments = f"model=tiny,base_url={address}/v1/completions,num_concurrent=4,max_retries=1,max_length=256"
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [LM_EVAL, "--model", "local-completions", "--model_args", arguments, "--include_path", ".", "--tasks",
-               "agreement", "--output_path", str(tmp_path / "out")]  # fmt: skip
+    command = [str(LM_EVAL), "--model", "local-completions", "--model_args", arguments, "--include_path", ".",
+               "--tasks", "agreement", "--output_path", str(tmp_path / "out")]  # fmt: skip
     process = subprocess.run(
         command, cwd=TASK, env={**environment, **offline}, capture_output=True, text=True, check=False
     )

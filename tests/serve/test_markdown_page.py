@@ -4,10 +4,10 @@ import random
 import re
 import time
 
-import pytest
-from pages import CHROMIUM, MARKDOWN, messages, say, show
+from needs import needs
+from pages import MARKDOWN, messages, say, show
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
+pytestmark = needs("Chromium")
 
 
 def test_markdown_is_shown_as_nodes_and_html_as_text(markdown_page) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from hub_server import HubServer
-from pages import CHROMIUM, messages, open_page, say, show
+from needs import needs
+from pages import messages, open_page, say, show
 from served_models import WRONG, alone, connected, served, serving, wait
 
 from minhub_py.serve.catalog import Models, Source
@@ -279,7 +280,7 @@ def test_other_durations_are_rejected(text: object) -> None:
         parse_duration(text)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@needs("Chromium")
 def test_the_page_loads_and_downloads_models(browser, hub: HubServer, folder: Path, models_folder: Folder) -> None:
     hub.add("owner/tiny", files_of(folder))
     cached = partial(sources_in_cache, partial(served, folder=folder))
@@ -310,7 +311,7 @@ def test_the_page_loads_and_downloads_models(browser, hub: HubServer, folder: Pa
         page.context.close()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@needs("Chromium")
 def test_an_image_of_another_web_page_is_rejected(browser, models_folder: Folder) -> None:
     with serving(Models(cached=models_folder.sources)) as address, serving(Models()) as other:
         page = browser.new_context().new_page()

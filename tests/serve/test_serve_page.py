@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from chat_models import chat_tokenizer, write_dialogpt
-from pages import CHROMIUM, MARKDOWN, messages, open_page, say, show
+from needs import needs
+from pages import MARKDOWN, messages, open_page, say, show
 from served_models import alone, served, serving, wait
 
 from minhub_py.chat.defaults import default_sampling
 from minhub_py.serve.app import PAGE_POLICY
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: chromium-headless-shell)")
+pytestmark = needs("Chromium")
 
 
 def test_a_conversation_is_restored_by_a_reload(page, page_address: str) -> None:

@@ -258,7 +258,8 @@ def test_reasoning_can_be_switched(client: Any, http: httpx2.Client, script: Scr
 
 
 def test_anthropic_receives_blocks(address: str, script: Script) -> None:
-    anthropic = pytest.importorskip("anthropic")
+    import anthropic  # takes a second to import
+
     flat = [{"name": "get_weather", "description": "d", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}]
     ask: dict[str, Any] = {"model": "hermes", "max_tokens": 4096, "tools": flat}
     ask["system"] = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
@@ -305,7 +306,8 @@ def test_anthropic_receives_blocks(address: str, script: Script) -> None:
 
 
 def test_the_tool_runner_of_anthropic_calls_functions(address: str, script: Script) -> None:
-    anthropic = pytest.importorskip("anthropic")
+    import anthropic  # takes a second to import
+
     called = []
 
     @anthropic.beta_tool

@@ -1,6 +1,5 @@
 """Values in R's serialization, calls of the R bridge's service, and its training."""
 
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from needs import RSCRIPT, need
 
 from r_bridge.arguments import scalar
 from r_bridge.convert import dumps, loads
@@ -20,9 +20,9 @@ def in_r(tmp_path: Path, code: str, value: bytes = b"") -> bytes:
     (tmp_path / "out").unlink(missing_ok=True)
     code = f'IN <- "{tmp_path}/in"; OUT <- "{tmp_path}/out"; {code}'
     (tmp_path / "code.R").write_text(code, encoding="utf-8")
-    rscript = shutil.which("Rscript")
-    assert rscript is not None, "the tests of the bridge need R: apt-get install r-base-core"
-    result = subprocess.run([rscript, "--vanilla", tmp_path / "code.R"], capture_output=True, text=True, check=False)
+    need("R")
+    command = [str(RSCRIPT), "--vanilla", tmp_path / "code.R"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return (tmp_path / "out").read_bytes()
 

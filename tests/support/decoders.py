@@ -63,7 +63,9 @@ ARCHITECTURES = ("gpt2-heads-of-5", "gptneo-heads-of-5", "lstm-three-layers")
 
 
 def kernels():
-    """The kernels that this processor supports."""
+    """The kernels that this processor supports; none without the decoder."""
+    if library.library() is None:
+        return []
     names = [name for name in ("amx", "bf16", "avx512", "avx2", "plain") if library.library().choose(name.encode())]
     library.library().choose(None)
     return names

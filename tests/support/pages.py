@@ -1,7 +1,6 @@
 """The web page of `minhub serve` in Chromium: tabs, messages and screenshots."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import torch
 
 from minhub_py import gpt2, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 MARKDOWN = """\
 ## A *plan* for the day

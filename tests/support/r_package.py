@@ -1,7 +1,6 @@
 """The installed R package, its environment, and results of Python that R tests compare with."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pangoling
 import pytest
 import torch
 from filelock import FileLock
+from needs import need
 from paths import R_PACKAGE
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -31,7 +31,6 @@ from minhub_py.checkpoints import local
 from r_bridge import convert
 
 BUILT_IN = [f"minhub/{path.name}" for path in sorted(local.BUILTIN.iterdir())]
-RSCRIPT = shutil.which("Rscript")
 
 
 # Results of Python that R tests compare with
@@ -274,7 +273,7 @@ def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(folder: Path) -> None:
     """Install the package as it is now."""
-    assert RSCRIPT is not None, "the tests of the bridge need R: apt-get install r-base-core"
+    need("R")
     command = ["R", "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={folder}", str(R_PACKAGE)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from needs import RSCRIPT
 from paths import PROGRAMS
-from r_package import RSCRIPT
 
 PRELUDE = (PROGRAMS / "prelude.R").read_text(encoding="utf-8")
 

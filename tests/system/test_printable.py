@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from fast_python import python
 from hub_server import HubServer
+from needs import needs
 
 from minhub_py import gpt2, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
@@ -92,7 +93,7 @@ def test_command_output_is_escaped(hub: HubServer, evil: Path) -> None:
         assert all(line.isprintable() for line in output.splitlines()), run
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a pseudo-terminal")
+@needs("fork")
 def test_text_on_a_terminal_and_in_a_pipe(evil: Path) -> None:
     """Tokens are escaped on a terminal and unchanged in a pipe."""
     command = [sys.executable, "-m", "minhub_py.cli.main", "generate", str(evil), "a", "-n", "40", "--seed", "1"]

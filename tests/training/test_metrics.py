@@ -4,18 +4,16 @@ import json
 import math
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import failed, succeeded
+from needs import missing, needs, require
 from training_runs import TINY
 
 from minhub_py import resume, train
 from minhub_py.training import Listener, Run
-
-needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="needs pip install minhub_py[tensorboard]")
 
 
 def finite(run: Run) -> list[dict[str, float]]:
@@ -49,7 +47,7 @@ def test_another_listener_is_called_as_well_and_can_stop_the_run(tmp_path: Path,
     )
 
 
-@needs_tensorboard
+@needs("tensorboard")
 def test_tensorboard_reads_the_losses(tmp_path: Path, text: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -74,8 +72,8 @@ def test_an_unusable_target_is_an_error_before_the_run_starts(tmp_path: Path, te
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(find_spec("wandb") is not None, reason="Weights & Biases is installed")
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path: Path, text: Path) -> None:
+    require(missing("wandb"), "Weights & Biases is installed")
     output = failed("train", text, "--out", tmp_path / "run", "--metrics", "wandb:project")
     assert "Weights & Biases requires the Python package wandb" in output
     assert "minhub_py[wandb]" in output

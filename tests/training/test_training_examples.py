@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
 from itertools import combinations, pairwise
 from pathlib import Path
 from random import Random
@@ -23,6 +22,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from needs import missing, needs, require
 from small_models import tokenizer as words
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
@@ -121,9 +121,10 @@ print(resident() - first)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not has_onednn_bfloat16(), reason="needs oneDNN's bfloat16 and /proc")
+@needs("Linux")
 def test_code_for_many_lengths_takes_no_memory() -> None:
     """Without a limit, oneDNN keeps the code of 300 products: 180 MB here."""
+    require(has_onednn_bfloat16(), "oneDNN has no bfloat16 products for this processor")
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     child = subprocess.run(
         [sys.executable, "-c", MANY_SHAPES], check=False, capture_output=True, text=True, env=environment
@@ -320,7 +321,7 @@ def test_an_encoder_learns_labels_and_numbers(tmp_path: Path, encoder: Path) -> 
     ]  # fmt: skip
     with pytest.raises(ValueError, match="its losses are in mean squared error"):
         _ = regression.nats_per_character
-    if find_spec("matplotlib"):
+    if not missing("matplotlib"):
         plot = ["--plot", str(tmp_path / "plot.png")]
         assert CliRunner().invoke(main, ["compare", folders[0], folders[2], *plot]).exit_code == 0
         result = CliRunner().invoke(main, ["compare", *folders, *plot])
