@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from needs import RSCRIPT
 from paths import PROGRAMS
 
 from minhub_py import bert
@@ -62,7 +63,7 @@ def masked_model(vocab_size: int) -> Any:
 def pangoling_results(folder: Path) -> dict[str, Any]:
     """pangoling's results for a checkpoint: logprobs of TARGETS, and the vocabulary's logprobs at each mask."""
     arguments = {"contexts": CONTEXTS, "targets": TARGETS, "after": AFTER, "sentences": SENTENCES}
-    command = ["Rscript", str(PROGRAMS / "pangoling.R"), str(folder), json.dumps(arguments)]
+    command = [str(RSCRIPT), str(PROGRAMS / "pangoling.R"), str(folder), json.dumps(arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
