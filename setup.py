@@ -44,7 +44,7 @@ PROGRAM = "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthr
 
 
 def works(command: list[str]) -> bool:
-    """Whether a compiler has its headers and libraries: Debian's gcc comes without those of the C library."""
+    """Check that a compiler can build a program: Debian's gcc alone lacks the C library's headers."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "program.c")
         source.write_text(PROGRAM)
@@ -53,7 +53,7 @@ def works(command: list[str]) -> bool:
 
 
 def system_compiler() -> list[str] | None:
-    """The command of CC, or of a C compiler on the PATH that works; None: there is none."""
+    """The command in CC, or of the first C compiler on the PATH that works, or None."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does not provide.

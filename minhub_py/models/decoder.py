@@ -1,6 +1,6 @@
 """The general decoder: Llama with declared differences, for architectures that differ from it in a few ways.
 
-Each architecture has a file of its own with a config, whose `structure` (structure.py) declares the differences. Users:
+Each architecture has a config file, whose `structure` (structure.py) declares the differences. Users:
 Cohere, Cohere 2, ERNIE 4.5, EXAONE 4, GLM-4, Granite, Granite 4, Hunyuan, InternLM 3, OLMo 2, OLMo 3, Phi 3, Seed-OSS,
 SmolLM3, StableLM, StarCoder 2. Read models/llama.py first: it contains the mathematics without the differences.
 
