@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts background processes with SIGINT ignored, and the processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Failed assertions of shared code show their values, too.
-for name in ("bridge_calls", "commands", "corruption", "decoders", "hub_files", "job_runs", "memory", "references",
-             "served_models", "training_runs"):  # fmt: skip
+for name in ("bridge_calls", "commands", "corruption", "decoders", "guarantees", "hub_files", "job_runs", "memory",
+             "references", "served_models", "training_runs"):  # fmt: skip
     pytest.register_assert_rewrite(name)
 
 

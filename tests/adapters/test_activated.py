@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from adapters import random_adapter
-from needs import package
+from guarantees import RUNNER
+from needs import needs, package
 from references import assert_close, random_model, texts_of
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from minhub_py.adapters.merge import merge
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.disk_cache import BLOCK, DiskCache
-from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
@@ -72,11 +73,11 @@ def test_the_base_computes_the_tokens_before_the_last_invocation(name: str, tmp_
         expected = by_parts(base, always, ids, start)
         with torch.no_grad():
             assert_close(activated(torch.tensor([ids]))[0], expected)
-        native = runner_of(activated)
-        assert isinstance(native, NativeRunner)
-        cache = native.new_cache(1, len(ids))
+        runner = runner_of(activated)
+        assert type(runner) is RUNNER
+        cache = runner.new_cache(1, len(ids))
         cache.adapter_starts = [start]
-        assert_close(native.forward({0: ids}, cache, every=True), expected)
+        assert_close(runner.forward({0: ids}, cache, every=True), expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's warnings about transformers
@@ -304,6 +305,7 @@ def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None
         assert new == generate(model, [text + end], 3, temperature=0, eos_id=None)[0]
 
 
+@needs("decoder")
 def test_prefixes_on_disk_are_those_of_the_base(tmp_path: Path) -> None:
     base, _, activated = models(tmp_path, "llama")
     text = texts_of(BLOCK + 6)[0]

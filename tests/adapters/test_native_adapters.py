@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from adapters import random_adapter
+from needs import needs
 from random_weights import draw
 from references import assert_close, random_model, texts_of
 from small_models import T5
@@ -23,6 +24,7 @@ def logits_of(runner: Any, model: Any, texts: list[list[int]]) -> torch.Tensor:
     return runner.forward(dict(enumerate(texts)), cache, every=True).clone()
 
 
+@needs("decoder")
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "qwen3", "granite"])
 @pytest.mark.parametrize("kind", [None, "int8", "nf4"])
 def test_the_decoder_adds_adapters_without_merging(name: str, kind: str | None, tmp_path: Path) -> None:
@@ -47,6 +49,7 @@ def test_the_decoder_adds_adapters_without_merging(name: str, kind: str | None, 
         assert batch == [generate(adapted, [text], 6, temperature=0, eos_id=None)[0] for text in texts]
 
 
+@needs("decoder")
 def test_encoders_and_encoder_decoders(tmp_path: Path) -> None:
     """BERT by hidden states; T5 with adapters of the cross-attention, whose keys and values are merged."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from commands import done
 from docs_models import TEMPLATE, byte_tokenizer
+from guarantees import assert_same
 from job_runs import fail, read_csv, write_csv
 from small_models import LSTM, T5, tokenizer
 
@@ -59,7 +60,7 @@ def test_a_text_has_the_same_values_in_every_batch(builtin: tuple[Any, Any]) -> 
     together = annotate(model, tok, TEXTS, LABELS)
     for number, text in enumerate(TEXTS):
         single = annotate(model, tok, [text], LABELS)
-        assert np.array_equal(single["prob_bad"], together["prob_bad"][number : number + 1], equal_nan=True)
+        assert_same(single["prob_bad"], together["prob_bad"][number : number + 1])
 
 
 def test_an_end_token_follows_every_label_if_one_begins_another(builtin: tuple[Any, Any]) -> None:

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from guarantees import assert_same
 
 from minhub_py import gpt2, lstm, t5, target_logprobs, word_logprobs
 from minhub_py.analysis.measures import Boundaries, correction
@@ -140,7 +141,7 @@ def test_pmi_compares_the_context_with_the_premise(model) -> None:
         alone = target_logprobs(model, TOKENIZER, ["Well,"] * 10, WORDS, bos=True, correct=correct)
         np.testing.assert_array_equal(result["pmi"], (result["logprob"] - alone["logprob"]) / math.log(2))
     empty = word_logprobs(model, TOKENIZER, [*WORDS, None], bos=True, premise="")
-    assert empty["pmi"][0] == 0  # the first word has the same context
+    assert_same(float(empty["pmi"][0]), 0.0)  # the first word has the same context
     assert np.isnan(empty["pmi"][-1])
     with pytest.raises(ValueError, match="an empty premise needs a token before each word: set bos=True"):
         word_logprobs(model, TOKENIZER, WORDS, premise="")
@@ -172,4 +173,4 @@ def test_measures_do_not_change_the_other_columns(model) -> None:
     for correct, renyi in itertools.product((None, "oh"), (None, [0.5])):
         result = word_logprobs(model, TOKENIZER, WORDS, bos=True, correct=correct, renyi=renyi, lags=1)
         for name in ("tokens", "entropy", *(["logprob"] if correct is None else [])):
-            np.testing.assert_array_equal(result[name], plain[name])
+            assert_same(result[name], plain[name])

@@ -29,6 +29,7 @@ def bert() -> Bert:
     return model
 
 
+@needs("decoder")
 def test_the_native_runner_is_used_again() -> None:
     model = bert()
     first = embed(model, None, TEXTS)

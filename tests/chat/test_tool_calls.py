@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from guarantees import assert_same_tokens
 from needs import needs
 from tool_templates import SCHEMA, TEMPLATES, TOOLS, chat_template
 
@@ -339,7 +340,7 @@ def test_conversations_with_calls_are_rendered(templates: dict[str, ChatTemplate
     assert described.count("<|im_start|>user") == 1
 
 
-def test_replies_without_calls_are_bitwise_identical_with_a_lazy_grammar(templates: dict[str, ChatTemplate]) -> None:
+def test_a_lazy_grammar_does_not_change_replies_without_calls(templates: dict[str, ChatTemplate]) -> None:
     """Also in a batch with sequences that are constrained from the start."""
     template = templates["without tools"]  # its trigger has several tokens
     tokenizer = template.tokenizer
@@ -368,9 +369,8 @@ def test_replies_without_calls_are_bitwise_identical_with_a_lazy_grammar(templat
     expected = run(None, None, None, None)
     result = run(lazy, lazy, required, lazy)
     rows = list(result)
-    assert [result[row] for row in (rows[0], rows[1], rows[3])] == [
-        expected[row] for row in (rows[0], rows[1], rows[3])
-    ]
+    for row in (rows[0], rows[1], rows[3]):
+        assert_same_tokens(result[row], expected[row])
     assert result[rows[2]] != expected[rows[2]]
     assert tokenizer.decode([id for id, _ in result[rows[2]]]).strip().startswith("<tool_call>")
 

@@ -17,8 +17,10 @@ from commands import done, failed
 from gguf import GGMLQuantizationType as Type
 from gguf_cases import CASES, IDS, TEMPLATE, chatty, reference
 from gguf_files import blocks, finish, write
+from guarantees import RUNNER
 from hub_server import HubServer
 from memory import MB, PREPARE, growth
+from needs import needs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -29,7 +31,7 @@ from minhub_py.checkpoints.gguf import GGUFCheckpoint
 from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, read_header
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
-from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.quantize import Quantized, QuantizedExperts, kind_of
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.mixture import Mixture
@@ -142,7 +144,7 @@ def test_quantize_auto_uses_the_blocks_of_the_file(name: str, kind: str, tmp_pat
     expected = floats(IDS)[0]
     assert torch.equal(ours(IDS)[0], expected)
     runner = runner_of(ours)
-    assert isinstance(runner, NativeRunner)
+    assert type(runner) is RUNNER
     actual = runner.forward({0: IDS[0].tolist()}, runner.new_cache(1, 48), every=True)
     assert (actual - expected).abs().max() <= 5e-5 * expected.abs().max()
     half = from_pretrained(file, device="cpu", quantize="auto", dtype="bfloat16")
@@ -244,6 +246,7 @@ report()
 """
 
 
+@needs("decoder")
 def test_only_selected_experts_of_a_mapped_file_are_read(tmp_path: Path) -> None:
     """One token reads one of 64 experts in each layer; loading and a prompt need no second copy."""
     CASES["experts"] = {**CASES["qwen3_moe"], "hidden_size": 256, "moe_intermediate_size": 512, "num_experts": 64,

@@ -10,12 +10,14 @@ from itertools import count
 import pytest
 import torch
 from decoders import in_dtype
+from guarantees import EXACT, RUNNER, assert_same, assert_same_tokens
+from needs import needs
 
 from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
-from minhub_py.inference.native_runner import LONG_PROMPT, NativeRunner
+from minhub_py.inference.native_runner import LONG_PROMPT
 from minhub_py.inference.sampling import Sampling, StopCriteria
 
 V, CONTEXT = 61, 48
@@ -110,9 +112,7 @@ def test_the_number_of_cached_texts_is_bounded() -> None:
 @pytest.mark.parametrize("piece", [None, 8])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("name", ["gpt2", "gptneo"])
-def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
-    name: str, dtype: str, piece: int | None
-) -> None:
+def test_an_error_ends_one_row_and_does_not_change_the_others(name: str, dtype: str, piece: int | None) -> None:
     """Logits are NaN from position 30 on: in prompts, in new text and in targets."""
     model = new(name, dtype)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 
     def outcomes(numbers: list[int]) -> list[list[tuple]]:
         batch = Batch(model, len(numbers), CONTEXT, prefix_bytes=2**20, chunk=piece)
-        assert isinstance(batch.runner, NativeRunner)
+        assert type(batch.runner) is RUNNER
         keys = []
         for number in numbers:
             ids, new_ids = rows[number]
@@ -146,7 +146,8 @@ def test_an_error_ends_one_row_and_leaves_the_others_bitwise_identical(
 
     alone = [outcomes([number])[0] for number in range(len(rows))]
     assert [events[-1][0] == -1 and "NaN" in events[-1][4] for events in alone] == fails
-    assert outcomes(list(range(len(rows)))) == alone
+    for actual, expected in zip(outcomes(list(range(len(rows)))), alone, strict=True):
+        assert_same_tokens(actual, expected, dtype)
     batch = Batch(model, 1, CONTEXT)
     batch.admit(*rows[1][:1], 3)
     with pytest.raises(ValueError, match="logits are NaN"):
@@ -161,7 +162,7 @@ def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str
     for seed in range(3):
         order, chance = random.Random(seed).choices(range(len(ROWS)), k=12), random.Random(100 + seed)
         batch = Batch(new(name, dtype), 3, 200)
-        assert isinstance(batch.runner, NativeRunner)
+        assert type(batch.runner) is RUNNER
         rows, actual, retired = {}, {}, set()
         while order or len(batch):
             while order and len(batch) < 3 and chance.random() < 0.6:
@@ -176,10 +177,8 @@ def test_rows_that_join_and_leave_match_single_runs(alone, name: str, dtype: str
                 retired.add(row)
         assert rows.keys() == actual.keys()
         for row, number in rows.items():
-            if row in retired:
-                assert comparable(actual[row]) == expected[number][: len(actual[row])]
-            else:
-                assert comparable(actual[row]) == expected[number]
+            events = comparable(actual[row])
+            assert_same_tokens(events, expected[number][: len(events)] if row in retired else expected[number], dtype)
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -203,7 +202,7 @@ def test_events_match_generate_and_score(alone, name: str) -> None:
             assert ends[-1] == "stop"
             assert new_ids[-1] < 20 <= min(new_ids[:-1], default=20)
         scores = score(model, [[*ids, *new_ids]])[0][len(ids) - 1 :]
-        assert torch.equal(torch.tensor(logprobs), scores)
+        assert_same(torch.tensor(logprobs), scores)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "nf4"])
@@ -227,20 +226,21 @@ def test_a_prefix_of_another_row_does_not_change_the_text(name: str, dtype: str,
                 batch.step()
             read = []
             with monkeypatch.context() as patch:
-                patch.setattr(batch.runner, "_decode", spy(batch.runner._decode, read))
+                patch.setattr(batch.runner, "forward", spy(batch.runner.forward, read))
                 row = batch.admit([*prefix, *tail], 10, sampling=Sampling(temperature=0), logprobs=True, like=other)
                 actual = [event for event in batch.step() if event.row == row]
             actual += run(batch)[row]
-            assert comparable(actual) == expected
+            assert_same_tokens(comparable(actual), expected, dtype)
             shared = [*prefix, *tail] not in [list(ids) for call in read for ids in call.values()]
-            # A state exists after the last token only, and a full ring has lost the beginning.
-            assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
+            # A state exists after the last token only, and a full ring has lost the beginning; PyTorch's are shorter.
+            if EXACT or name in ("gpt2", "lstm"):
+                assert shared == (name == "gpt2" or (name != "lstm" and steps + length < 60))
 
 
-def spy(decode, calls: list):
-    def listening(texts, *others):
+def spy(read, calls: list):
+    def listening(texts, *others, **settings):
         calls.append(dict(texts))
-        return decode(texts, *others)
+        return read(texts, *others, **settings)
 
     return listening
 
@@ -291,7 +291,7 @@ def test_kept_texts_and_pieces(name: str, dtype: str, monkeypatch) -> None:
             retired.add(row)
     for row, number in rows.items():
         events = comparable(actual.get(row, []))
-        assert events == (expected[number][: len(events)] if row in retired else expected[number])
+        assert_same_tokens(events, expected[number][: len(events)] if row in retired else expected[number], dtype)
     assert len(batch.cached_tokens) <= 3
     if name == "gpt2":  # a state exists after the last token only, and a ring loses its beginning
         prompt_ids = sum(len(prompts[number]) for number in rows.values())
@@ -356,6 +356,7 @@ def test_forward_generates_the_same_ids(alone, plain, name: str) -> None:
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(wanted_logprobs), rtol=1e-4, atol=1e-4)
 
 
+@needs("decoder")
 def test_long_texts_in_bfloat16_are_read_by_forward() -> None:
     """This is the exception to the rule of determinism in batch.py."""
     has_tiles = library().has_bfloat16_tiles()  # without tiles, PyTorch's products are slower than the C decoder's
@@ -408,7 +409,7 @@ def test_a_matcher_constrains_one_row_only(speculate: int) -> None:
     assert [event.end for event in constrained] == [None, None, None, "stop"]
     assert all(id % 2 and id < 20 for id in matcher.taken)
     ids = [1, 3, 1, 3, 1, *matcher.taken]
-    assert torch.equal(torch.tensor([event.logprob for event in constrained]), score(model, [ids])[0][4:])
+    assert_same(torch.tensor([event.logprob for event in constrained]), score(model, [ids])[0][4:])
 
 
 def test_rows_that_do_not_fit_are_rejected() -> None:

@@ -9,6 +9,7 @@ import torch
 from block_models import SIZES, new_of_blocks, random_blocks
 from decoders import at_the_end_of_memory, read, some_ids
 from gguf import GGMLQuantizationType
+from guarantees import EXACT
 
 import minhub_py
 from minhub_py import generate, llama, mixtral
@@ -136,6 +137,6 @@ def test_a_model_in_blocks_supports_the_operations_of_quantized_models() -> None
     assert half.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     again = new_of_blocks("Q4_0")
     again.load_state_dict(model.state_dict())
-    assert minhub_py.inference.native_runner.runner_of(again).supports_drafts
+    assert minhub_py.inference.native_runner.runner_of(again).supports_drafts == EXACT
     with pytest.raises(ValueError, match="a quantized model cannot be saved"):
         minhub_py.save_pretrained(model, "nowhere")

@@ -28,12 +28,14 @@ from decoders import (
     read,
     some_ids,
 )
+from guarantees import assert_same
+from needs import needs
 from pairs import in_pairs
 from torch import nn
 
 from minhub_py import generate, score
 from minhub_py.inference.native.library import MAX_TOKENS
-from minhub_py.inference.native_runner import NativeRunner
+from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.torch_runner import TorchRunner
 
 # --- Equal logits
@@ -93,6 +95,7 @@ def test_removed_ids_do_not_change_a_ring_cache(kernel, window) -> None:
         cache.truncate(0, len(actual) - 1)
 
 
+@needs("decoder")
 def test_prompt_chunks_of_forward_and_native_code_match_forward() -> None:
     """Long bfloat16 prompts use `forward`, other tokens the C decoder, with one cache, also with rings."""
     for name, dtype in itertools.product(("gpt2", "gptneo-all-local", "lstm-three-layers"), ("float32", "bfloat16")):
@@ -235,11 +238,11 @@ def test_scores_do_not_depend_on_the_number_of_threads(dtype) -> None:
         prompts = [some_ids(model, length) for length in (10, 2, 100, 149)]
         torch.set_num_threads(1)
         single_threaded = score(model, prompts)
-        assert NativeRunner(model).long_prompt is None
+        assert getattr(runner_of(model), "long_prompt", None) is None
         for count in (2, 3, 4):
             torch.set_num_threads(count)
             actual = score(model, prompts)
-            assert all(torch.equal(scores, expected) for scores, expected in zip(actual, single_threaded, strict=True))
+            assert_same(actual, single_threaded, dtype)
 
 
 def test_more_rows_than_one_call_takes_match_single_runs(plain) -> None:

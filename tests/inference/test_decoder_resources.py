@@ -44,6 +44,7 @@ def test_concurrent_threads_generate_the_same_texts() -> None:
     assert torch.get_num_threads() == 2
 
 
+@needs("decoder")
 def test_a_forked_process_continues() -> None:
     """PyTorch's threads do not survive a fork; the C decoder's do."""
     model = new("gpt2-heads-of-72")
@@ -81,7 +82,7 @@ def test_a_forked_process_continues() -> None:
     os.close(write)
 
 
-@needs("Linux")
+@needs("decoder", "Linux")
 def test_a_woken_thread_does_not_run_on_the_processor_of_its_waker() -> None:
     """A thread that has woken may use all processors again."""
     processors = os.sched_getaffinity(0)
@@ -133,6 +134,7 @@ def test_a_stream_outlives_its_model() -> None:
     assert list(ids) == expected
 
 
+@needs("decoder")
 @pytest.mark.parametrize("replace", ["half", "data", "assign"])
 def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
     """The C decoder has pointers to them."""
@@ -161,6 +163,7 @@ def test_replaced_weights_exist_until_their_stream_ends(replace) -> None:
     assert begun + list(ids) == expected
 
 
+@needs("decoder")
 def test_replaced_quantized_weights_exist_until_their_stream_ends() -> None:
     model = new("gpt2", "int8")
     expected = generate(model, [[1, 2]], 40, seed=1)[0]
@@ -243,12 +246,14 @@ def test_nothing_is_read_beyond_the_end_of_a_weight(kernel, name, dtype) -> None
     assert torch.equal(read(model, ids, sizes, cache), expected)
 
 
+@needs("decoder")
 def test_more_positions_than_the_cache_has_are_rejected() -> None:
     model = new("gpt2")
     with pytest.raises(ValueError, match="5 positions do not fit a cache of 4"):
         extend(NativeRunner(model), [[1, 2, 3, 4, 5]], model.new_cache(1, 4))
 
 
+@needs("decoder")
 def test_scoring_several_texts_creates_one_runner(monkeypatch) -> None:
     created = []
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from decoders import in_dtype
-from needs import needs
+from needs import need, needs
 
 from minhub_py import gpt2, gptneo, lstm, mistral, qwen35, t5
 from minhub_py.inference.batch import Batch
@@ -68,6 +68,7 @@ def reply(batch: Batch, ids: list[int], count: int = 12) -> tuple[list[tuple], i
 
 def restarted(model, folder: Path, prompts: list[list[int]], limit: int = 10**9, **settings) -> list[tuple]:
     """The replies of a new batch with a new cache of this folder, and the numbers of cached tokens."""
+    need("decoder")  # PyTorch does not use this cache
     disk = DiskCache(folder, limit)
     batch = Batch(model, 1, CONTEXT, **{"prefix_bytes": 10**7, "chunk": 50, "disk": disk, **settings})
     results = [reply(batch, ids) for ids in prompts]
@@ -84,6 +85,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@needs("decoder")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "nf4+bfloat16"])
 @pytest.mark.parametrize("name", MAKE)
 def test_replies_from_disk_match_computed_ones(name: str, dtype: str, tmp_path: Path) -> None:
@@ -237,6 +239,7 @@ def test_a_full_disk_stops_writing_with_one_note(tmp_path: Path, capfd) -> None:
     assert "is not written any more (File too large)" in line
 
 
+@needs("decoder")
 def test_a_folder_that_is_deleted_meanwhile_is_created_again(tmp_path: Path, capfd) -> None:
     model, disk = new("gpt2"), DiskCache(tmp_path / "cache", 10**9)
     for seed in range(2):

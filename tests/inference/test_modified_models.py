@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from decoders import ARCHITECTURES, CASES, new, some_ids
+from needs import needs
 from pairs import in_pairs
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
@@ -198,6 +199,7 @@ def test_an_embedding_with_max_norm_uses_forward() -> None:
     assert type(runner_of(model)) is TorchRunner
 
 
+@needs("decoder")
 def test_only_unmodified_models_on_the_cpu_use_native_code(plain) -> None:
     model = new("gpt2")
     assert isinstance(runner_of(model), NativeRunner)
@@ -312,6 +314,7 @@ def test_operation_without_c_implementation_selects_forward(monkeypatch) -> None
     assert generate(model, [[1, 2, 3]], 8, temperature=0, eos_id=None) == expected
 
 
+@needs("decoder")
 def test_a_library_of_another_version_is_not_used(monkeypatch) -> None:
     monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
     opened = library.opened.__wrapped__()

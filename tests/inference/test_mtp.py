@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import done, failed
+from needs import needs
 from random_weights import draw
 from references import CASES, assert_close, ids_of
 from safetensors.torch import load_file
@@ -132,6 +133,7 @@ def expected_head(
     return rms_norm(x, w["norm.weight"], eps)
 
 
+@needs("decoder")
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_follow_the_formulas(models: dict[str, Any], folders: dict[str, Path], name: str) -> None:
@@ -233,6 +235,7 @@ def test_missing_heads_are_reported(models: dict[str, Any], folders: dict[str, P
 # --- draft tokens ---
 
 
+@needs("decoder")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("effect", [None, 0.1, 0.0])
 def test_drafts_of_the_head_do_not_change_the_tokens(models: dict[str, Any], name: str, effect: float | None) -> None:
@@ -271,6 +274,7 @@ def drafts_from_scratch(model: Any, tokens: list[int], count: int) -> list[int]:
     return draft
 
 
+@needs("decoder")
 @pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_moe_text"])
 def test_drafts_after_rejections_equal_those_of_a_new_cache(models: dict[str, Any], name: str) -> None:
     """The head's cache contains the accepted tokens with the model's hidden states, in each row of a batch."""
@@ -295,6 +299,7 @@ def test_drafts_after_rejections_equal_those_of_a_new_cache(models: dict[str, An
             assert draft == drafts_from_scratch(model, tokens, len(draft))
 
 
+@needs("decoder")
 def test_pytorch_defaults_do_not_change_drafts(models: dict[str, Any]) -> None:
     """The decoder writes hidden states as float32."""
     model = models["qwen3_5_text"]
@@ -323,6 +328,7 @@ def test_predictions_without_a_head_are_rejected() -> None:
             call()
 
 
+@needs("decoder")
 def test_accepted_tokens_save_steps(models: dict[str, Any]) -> None:
     model = informed(deepcopy(models["qwen3_5_text"]), 0.0)
     drafts = PredictionHead(model)
@@ -339,6 +345,7 @@ def test_a_context_restarts_with_drafts(models: dict[str, Any]) -> None:
             assert generate(variant, [*PROMPTS, LONG], 60, temperature=0, eos_id=None, draft="mtp") == expected
 
 
+@needs("decoder")
 @pytest.mark.parametrize(
     "loading", [{"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "nf4", "dtype": "bfloat16"}]
 )
@@ -378,6 +385,7 @@ def test_hidden_states_of_a_call_are_those_of_forward(models: dict[str, Any]) ->
         assert_close(hidden, expected)
 
 
+@needs("decoder")
 def test_commands_draft_with_the_head(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["qwen3_5_text"]
     expected = json.loads(done("generate", folder, "ABCDE", "--temperature", 0, "-n", 20, "--json"))

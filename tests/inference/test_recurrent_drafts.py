@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import new
+from needs import needs
 from references import CASES, random_model
 
 from minhub_py import generate, stream
@@ -14,6 +15,8 @@ from minhub_py.inference.native_runner import MAX_STATES, NativeRunner
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.speculative import Drafter, DraftModel, DraftSource
 from minhub_py.models.cache import State
+
+pytestmark = needs("decoder")  # without it, nothing is drafted
 
 NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2-convolves", "lfm2_moe")
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [7, 8, 9] * 8]

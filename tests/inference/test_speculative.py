@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from decoders import new, some_ids
+from needs import need, needs
 from pairs import in_pairs
 
 from minhub_py import generate, stream
@@ -59,6 +60,7 @@ class Counted:
 @pytest.fixture
 def calls(monkeypatch):
     """The tokens of each call of the C decoder."""
+    need("decoder")
     counted = Counted(library.library())
     monkeypatch.setattr(library, "library", lambda: counted)
     return counted.tokens
@@ -265,6 +267,7 @@ def test_a_text_that_grows_is_looked_through_once() -> None:
 # --- a draft model ---
 
 
+@needs("decoder")
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-short-context", "gpt2-int8", "gptneo-window-2"])
 def test_a_draft_model_does_not_change_the_tokens(name: str) -> None:
     """The model itself as draft, and another one with another context."""

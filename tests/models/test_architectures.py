@@ -14,6 +14,7 @@ import pytest
 import torch
 from cases import ARCHITECTURES
 from decoders import KERNELS
+from guarantees import RUNNER
 from pairs import in_pairs
 from random_weights import draw
 from references import CASES, FEW, LENGTH, TOLERANCE, assert_close, ids_of, read, states_of, texts_of
@@ -206,7 +207,7 @@ def test_generated_texts_and_scores_match_transformers(load, name: str) -> None:
 def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> None:
     reference, _, folder = load(name)
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(runner_of(model)) is NativeRunner
+    assert type(runner_of(model)) is RUNNER
     ids = ids_of(1)
     with torch.no_grad():
         expected, actual = reference(ids).logits, model(ids)
@@ -303,5 +304,5 @@ def test_each_family_can_be_trained_and_fine_tuned(
     run = minhub_py.train(text, tmp_path / "run", family=family, steps=16, evaluate_every=8, **small, progress=False)
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = getattr(minhub_py, f"{family}_from_pretrained")(tmp_path / "run", device="cpu")
-    assert type(runner_of(model)) is NativeRunner
+    assert type(runner_of(model)) is RUNNER
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)

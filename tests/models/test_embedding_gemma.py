@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel
 import minhub_py
 from minhub_py import embed
 from minhub_py.config import read
-from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
+from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
 from minhub_py.models.encoder import Encoder
 from minhub_py.registry import ENTRIES
 
@@ -96,7 +96,7 @@ def test_hidden_states_match_transformers(folder: Path, model: Any) -> None:
     assert isinstance(model, Encoder)
     texts = texts_of(40, 17, 5, 9, 1)
     expected = torch.cat([states(folder, ids) for ids in texts])
-    for runner in (NativeEncoder(model), TorchEncoder(model)):
+    for runner in (encoder_runner(model), TorchEncoder(model)):
         assert_close(runner.hidden_states(texts), expected)
     causal = states(folder, texts[0][:20])[:10]
     assert (causal - expected[:10]).abs().max() > 0.1  # later tokens matter
@@ -111,7 +111,7 @@ def test_odd_windows_match_transformers(tmp_path: Path, window: int) -> None:
     [ids] = texts_of(30)
     with torch.no_grad():
         expected = reference(torch.tensor([ids])).last_hidden_state[0]
-    assert_close(NativeEncoder(minhub_py.from_pretrained(tmp_path, device="cpu")).hidden_states([ids]), expected)
+    assert_close(encoder_runner(minhub_py.from_pretrained(tmp_path, device="cpu")).hidden_states([ids]), expected)
 
 
 def test_embeddings_follow_the_modules(folder: Path, model: Any) -> None:
@@ -142,8 +142,8 @@ def test_saved_models_match_transformers(folder: Path, model: Any, tmp_path: Pat
 @pytest.mark.parametrize("quantize", ["int8", "nf4"])
 def test_quantized_models_are_close(folder: Path, model: Any, quantize: str) -> None:
     texts = texts_of(40, 17)
-    quantized = NativeEncoder(minhub_py.from_pretrained(folder, device="cpu", quantize=quantize)).hidden_states(texts)
-    exact = NativeEncoder(model).hidden_states(texts)
+    quantized = encoder_runner(minhub_py.from_pretrained(folder, device="cpu", quantize=quantize)).hidden_states(texts)
+    exact = encoder_runner(model).hidden_states(texts)
     assert torch.cosine_similarity(quantized, exact, dim=1).mean() > (0.999 if quantize == "int8" else 0.9)
 
 

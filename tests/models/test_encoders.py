@@ -18,6 +18,7 @@ import transformers
 from click.testing import CliRunner
 from decoders import KERNELS, kernel  # noqa: F401  # a fixture
 from encoder_cases import ENCODERS
+from guarantees import assert_same
 from pairs import in_pairs
 from random_weights import draw
 from safetensors.torch import load_file, save_file
@@ -337,12 +338,12 @@ def test_the_native_encoder(load, kernel, name: str) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", TYPES)
-def test_threads_do_not_change_the_native_encoder(load, name: str, threads: int) -> None:
+def test_threads_do_not_change_hidden_states(load, name: str, threads: int) -> None:
     reference, model, _ = load(name)
     texts, types = texts_of(reference, model)
-    expected = NativeEncoder(model).hidden_states(texts, types)
+    expected = encoder_runner(model).hidden_states(texts, types)
     torch.set_num_threads(threads)
-    assert torch.equal(NativeEncoder(model).hidden_states(texts, types), expected)
+    assert_same(encoder_runner(model).hidden_states(texts, types), expected)
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
@@ -352,14 +353,14 @@ def test_quantized_encoders(load, name: str, kind: str) -> None:
     quantized = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
     texts, types = texts_of(reference, model)
     expected = TorchEncoder(model).hidden_states(texts, types)
-    runner = NativeEncoder(quantized)
+    runner = encoder_runner(quantized)
     result = runner.hidden_states(texts, types)
     # Between the runners the sums of rounded activations differ by a unit of the rounding.
     assert_close(result, TorchEncoder(quantized).hidden_states(texts, types), 5e-3)
     error = ((result - expected).square().mean() / expected.square().mean()).sqrt()
     assert 0 < error < (0.1 if kind == "int8" else 0.8)
     single = [runner.hidden_states([ids], types and [types[row]]) for row, ids in enumerate(texts)]
-    assert torch.equal(torch.cat(single), result)
+    assert_same(torch.cat(single), result)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

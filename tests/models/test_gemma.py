@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs import needs
 from random_weights import draw
 from references import ids_of
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
@@ -58,6 +59,7 @@ def test_the_embedding_factor_is_rounded_to_the_weights(dtype: torch.dtype, tmp_
     assert torch.equal(actual[0], expected[0])
 
 
+@needs("decoder")
 @torch.inference_mode()
 def test_the_native_runner_rounds_it_too() -> None:
     """A block of zeros adds its bias only; without it, the last norm would remove the factor."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from guarantees import RUNNER
 from memory import MB, growth
-from needs import need_kernels
+from needs import need_kernels, needs
 from random_weights import draw
 from references import LENGTH, assert_close, ids_of, read
 from safetensors import safe_open
@@ -123,11 +124,12 @@ def test_scores_that_are_no_numbers_keep_to_their_memory(packed) -> None:
         model = copy.deepcopy(packed[1])
         model.layers[0].mlp.router.bias.fill_(value)
         runner = runner_of(model)
-        assert type(runner) is NativeRunner
+        assert type(runner) is RUNNER
         result = runner.forward({0: ids_of(1)[0].tolist()}, runner.new_cache(1, LENGTH), every=True)
         assert result.isnan().all()
 
 
+@needs("decoder")
 def test_16_bits_and_long_texts(packed, tmp_path: Path) -> None:
     """The C decoder computes long texts of a bfloat16 file, too: `forward` would unpack experts at each call."""
     reference = packed_checkpoint(tmp_path, SMALL, torch.bfloat16)
@@ -236,7 +238,7 @@ def test_quantized_logits_are_close_to_float32(packed, kind: str) -> None:
     """Attention, embedding and head are quantized; the experts do not change."""
     reference, model, folder = packed
     smaller = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(runner_of(smaller)) is NativeRunner
+    assert type(runner_of(smaller)) is RUNNER
     for ours, other in zip(experts_of(smaller), experts_of(model), strict=True):
         assert torch.equal(ours.blocks, other.blocks)
     ids = ids_of(1)

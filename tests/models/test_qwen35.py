@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases.qwen35 import FAMILY
+from guarantees import RUNNER, assert_same
 from random_weights import draw
 from references import assert_close, ids_of, read
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,7 @@ import weights_map
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.fitting import describe
 from minhub_py.inference.batch import Batch
-from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.skeleton import skeleton
@@ -67,7 +68,7 @@ def test_long_texts(load, name: str) -> None:
     for pieces in ([1, 3, 64, 65], [65, 1, 130], [128, 1]):
         assert_close(read(model, ids, pieces, model.new_cache(2, LONG)), expected)
     runner = runner_of(model)
-    assert type(runner) is NativeRunner
+    assert type(runner) is RUNNER
     texts = {row: ids[row].tolist() for row in range(2)}
     actual = runner.forward(texts, runner.new_cache(2, LONG), every=True).clone()
     assert_close(actual, expected.flatten(0, 1))
@@ -75,7 +76,7 @@ def test_long_texts(load, name: str) -> None:
     for start, end in pairwise((0, 1, 4, 68, 133, LONG)):
         pieces = runner.forward({row: text[start:end] for row, text in texts.items()}, cache, every=True)
         both = torch.cat((actual[start:end], actual[LONG + start : LONG + end]))
-        assert torch.equal(pieces, both)
+        assert_same(pieces, both)
 
 
 @torch.no_grad()

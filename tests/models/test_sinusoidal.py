@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from commands import succeeded
+from guarantees import RUNNER
 from needs import need_kernels
 from references import assert_close, read
 from torch import Tensor, nn
@@ -209,7 +210,7 @@ def test_16_bit_logits_are_close_to_float32(load: Any, dtype: torch.dtype) -> No
 def test_quantized_logits_are_close_to_float32(load: Any, kind: str) -> None:
     reference, _, folder = load("as-in-mllm")
     model = minhub_py.from_pretrained(folder, device="cpu", quantize=kind)
-    assert type(runner_of(model)) is NativeRunner
+    assert type(runner_of(model)) is RUNNER
     expected, actual = reference(ids_of(1)), model(ids_of(1))
     assert (
         0 < ((actual - expected).square().mean() / expected.square().mean()).sqrt() < (0.1 if kind == "int8" else 0.6)
@@ -271,7 +272,7 @@ def test_the_architecture_can_be_trained(tmp_path: Path) -> None:
     )
     assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
     model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
-    assert type(runner_of(model)) is NativeRunner
+    assert type(runner_of(model)) is RUNNER
     minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)
 
 

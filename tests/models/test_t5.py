@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from needs import need_kernels
+from needs import need_kernels, needs
 from references import assert_close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
@@ -411,6 +411,7 @@ def test_native_logits_match_forward(load, name: str, kernels: str | None) -> No
         library().choose(None)
 
 
+@needs("decoder")
 def test_each_prompt_is_read_once_by_the_encoder(load, monkeypatch: pytest.MonkeyPatch) -> None:
     _, model, _ = load("t5")
     read = []

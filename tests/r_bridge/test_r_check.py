@@ -16,6 +16,7 @@ from r_package import environment
 from minhub_py.registry import ENTRIES
 
 pytestmark = needs("R")
+
 # R CMD check reports suggested packages that are not installed. Debian has no ellmer and no torch.
 NOT_OURS = re.compile(r"Packages? suggested but not available for checking:(\s+.(ellmer|lme4|torch).,?)+\n")
 

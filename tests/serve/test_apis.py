@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from guarantees import RUNNER, assert_same
 from served_models import RECOMMENDED, TEMPLATE, alone, in_chat, user
 
 from minhub_py import generate, score
 from minhub_py.chat.reply_parser import ReplyEvent
-from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.inference.native_runner import runner_of
 from minhub_py.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.engine import Delta, Token
@@ -45,7 +46,7 @@ def test_continue_final_message_generates_the_rest_of_a_reply(http, main_model: 
 
 
 def test_a_chat_completion_equals_generate(client, main_model: ServedModel) -> None:
-    assert isinstance(runner_of(main_model.model), NativeRunner)
+    assert type(runner_of(main_model.model)) is RUNNER
     messages = [{"role": "system", "content": "Be short."}, *user("Hello there")]
     ids = main_model.template.encode(messages)
     for parts in (False, True):
@@ -110,7 +111,7 @@ def test_a_stream_equals_the_complete_response(client, http, main_model: ServedM
     ids = main_model.template.encode(settings["messages"])
     [new] = generate(main_model.model, [ids], 30, seed=5, **main_model.sampling)
     scores = score(main_model.model, [[*ids, *new]])[0][len(ids) - 1 :]
-    assert torch.equal(torch.tensor([token.logprob for token in streamed]), scores)
+    assert_same(torch.tensor([token.logprob for token in streamed]), scores)
     for token in streamed:
         values = [top.logprob for top in token.top_logprobs]
         assert len(values) == 3
@@ -165,7 +166,7 @@ def test_completions_echo_the_prompt_with_its_scores(client, main_model: ServedM
             )
             logprobs = response.choices[0].logprobs
             assert logprobs.token_logprobs[0] is None
-            assert torch.equal(torch.tensor(logprobs.token_logprobs[1 : len(ids)]), scores)
+            assert_same(torch.tensor(logprobs.token_logprobs[1 : len(ids)]), scores)
             assert len(logprobs.tokens) == len(ids) + count
             assert "".join(logprobs.tokens).startswith(text)
             assert response.choices[0].text.startswith(text)

@@ -16,13 +16,15 @@ import pytest
 import torch
 from commands import failed
 from fast_python import python
-from needs import need
+from needs import need, needs
 from served_models import connected, in_chat, large, served, serving, user, write_checkpoint
 
 from minhub_py import Chat, gpt2, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.pretrained import from_pretrained
+
+pytestmark = needs("decoder")  # without it, nothing is stored
 
 SYSTEM = {"role": "system", "content": "A long introduction of many words. " * 8}
 

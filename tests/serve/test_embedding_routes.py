@@ -18,13 +18,14 @@ import ollama
 import pytest
 import torch
 from encoders import WORDS, write_cross_encoder, write_sentence_encoder
+from guarantees import ENCODER_RUNNER, assert_same
 from served_models import WRONG, connected, serving
 from served_models import served as served_decoder
 
 from minhub_py import embed, from_pretrained, rerank, tokenizer_from_pretrained
 from minhub_py.analysis.encoders import Input
 from minhub_py.chat.templates import chat_template_of
-from minhub_py.inference.encoder_runner import NativeEncoder, encoder_runner
+from minhub_py.inference.encoder_runner import encoder_runner
 from minhub_py.serve.encoder_engine import EncoderEngine, EncoderRequest
 from minhub_py.serve.engine_thread import Failure
 from minhub_py.serve.loading import engine_for
@@ -101,10 +102,10 @@ def message(answer: httpx2.Response, status: int = 400) -> str:
 # OpenAI
 
 
-def test_embeddings_are_bitwise_those_of_embed(http, encoder: ServedModel) -> None:
-    assert isinstance(encoder_runner(encoder.model), NativeEncoder)
+def test_embeddings_are_those_of_embed(http, encoder: ServedModel) -> None:
+    assert type(encoder_runner(encoder.model)) is ENCODER_RUNNER
     answer = http.post("/v1/embeddings", json={"model": "mini", "input": TEXTS})
-    assert vectors(answer) == [alone(encoder, text) for text in TEXTS]
+    assert_same(vectors(answer), [alone(encoder, text) for text in TEXTS])
     body = answer.json()
     tokens = sum(len(encoder.tokenizer.encode(text).ids) for text in TEXTS)
     assert body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -121,7 +122,7 @@ def test_input_can_be_one_text_token_ids_or_a_list_of_either(http, encoder: Serv
         (ids, expected),
         ([ids[0], TEXTS[1]], expected[:2]),
     ):
-        assert vectors(http.post("/v1/embeddings", json={"model": "mini", "input": value})) == result
+        assert_same(vectors(http.post("/v1/embeddings", json={"model": "mini", "input": value})), result)
     assert vectors(http.post("/embeddings", json={"input": TEXTS[0]})) == expected[:1]  # the encoder is the default
 
 
@@ -166,11 +167,11 @@ def test_decoders_embed_too(http, decoder: ServedModel) -> None:
     assert "input[1]" in message(http.post("/v1/embeddings", json=long))
 
 
-def test_quantized_encoders_embed_bitwise_as_alone(encoder: ServedModel, tmp_path: Path) -> None:
+def test_quantized_encoders_embed_as_alone(encoder: ServedModel, tmp_path: Path) -> None:
     model = serve_encoder("int8", write_sentence_encoder(tmp_path / "m"), quantize="int8")
     with serving(model) as address:
         answer = httpx2.post(f"{address}/v1/embeddings", json={"input": TEXTS}, timeout=60)
-        assert vectors(answer) == [alone(model, text) for text in TEXTS]
+        assert_same(vectors(answer), [alone(model, text) for text in TEXTS])
         assert vectors(answer) != [alone(encoder, text) for text in TEXTS]
 
 
@@ -391,7 +392,7 @@ def test_an_api_key_protects_embeddings(encoder: ServedModel) -> None:
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.soak)])
 def test_50_clients_get_the_embeddings_of_single_texts(address: str, encoder: ServedModel, seconds: float) -> None:
-    """Texts of all clients share batches; each vector is bitwise the same as alone."""
+    """Texts of all clients share batches; each vector is the same as alone."""
     generator = random.Random(1)
     texts = [" ".join(generator.choices(WORDS, k=generator.randint(1, 25))) for _ in range(40)]
     expected = {text: alone(encoder, text) for text in texts}
@@ -404,7 +405,7 @@ def test_50_clients_get_the_embeddings_of_single_texts(address: str, encoder: Se
         while time.monotonic() < end or not count:
             sent = chosen.sample(texts, chosen.randint(1, 8))
             answer = http.post("/v1/embeddings", json={"model": "mini", "input": sent})
-            assert vectors(answer) == [expected[text] for text in sent]
+            assert_same(vectors(answer), [expected[text] for text in sent])
             requests, count = requests + 1, count + len(sent)
         return requests, count
 

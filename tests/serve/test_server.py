@@ -15,6 +15,7 @@ import httpx2
 import pytest
 import torch
 from commands import failed
+from guarantees import assert_same
 from served_models import CONTEXT, LONG, BrokenError, alone, connected, post, raw, served, user, wait
 
 from minhub_py import generate, score
@@ -223,7 +224,7 @@ def wide(count: int) -> dict:
 def test_errors_of_requests_do_not_disturb_a_stream(
     address: str, http, main_model: ServedModel, capfd, monkeypatch
 ) -> None:
-    """A reply that streams is bitwise identical to its single run, and the engine's batch is never rebuilt."""
+    """A reply that streams is that of its single run, and the engine's batch is never rebuilt."""
     engine = main_model.engine
     wait(lambda: engine.unfinished == 0)
     step = engine._step
@@ -262,7 +263,7 @@ def test_errors_of_requests_do_not_disturb_a_stream(
         for n, future in enumerate(streams):
             scores = score(main_model.model, [[*ids[n], *expected[n]]])[0][len(ids[n]) - 1 :]
             texts, logprobs = zip(*future.result(), strict=True)
-            assert torch.equal(torch.tensor(logprobs), scores)
+            assert_same(torch.tensor(logprobs), scores)
             labels = [token_bytes(main_model.tokenizer, id, token_text(main_model.tokenizer, id)) for id in expected[n]]
             assert list(texts) == [token_label(data) for data in labels]
     assert engine.counts["failed"] == failed_before + 4  # in the batch: the two wide schemas, twice
