@@ -349,7 +349,7 @@ def test_an_lstm_recomputes_its_state_for_each_reply() -> None:
     fresh.from_json(chat.to_json())
     fresh.undo()
     fresh.reply_count -= 1
-    assert fresh.say("JULIET").logprobs == second.logprobs
+    assert_same(fresh.say("JULIET").logprobs, second.logprobs)
 
 
 def test_dialogpt_separates_turns_by_the_end_of_text_token(bot: Path) -> None:

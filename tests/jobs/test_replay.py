@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from commands import done, minhub
+from guarantees import EXACT
 from job_runs import LETTERS, fail, random_texts, write_csv
+from needs import needs
 from paths import TEXT
 
 from minhub_py import gpt2, gptneo, llama, lstm, qwen35, replay, save_pretrained
@@ -48,7 +50,7 @@ def job(tmp_path: Path, model: str) -> Path:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_replayed_jobs_are_bitwise_identical(tmp_path: Path, model: str, task: str, kind: str) -> None:
+def test_replayed_jobs_have_the_guaranteed_results(tmp_path: Path, model: str, task: str, kind: str) -> None:
     manifest, out = tmp_path / "job.json", tmp_path / f"out.{kind}"
     file = write_csv(tmp_path / "in.csv", random_texts(20))
     options = ["--out", out, "--manifest", manifest, "--prefix", "x_"]
@@ -57,7 +59,7 @@ def test_replayed_jobs_are_bitwise_identical(tmp_path: Path, model: str, task: s
     assert [(run.chunk, run.threads) for run in result.runs][1:] == [(1, 1), (7, 2)]
     assert result.same_class
     assert not result.changes
-    exact = task != "embed"
+    exact = EXACT and task != "embed"
     assert result.guarantee == ("bitwise" if exact else "close")
     assert {run.rows for run in result.runs} == {20 if task != "words" else result.runs[0].rows}
     assert result.runs[0].differing == 0
@@ -65,7 +67,7 @@ def test_replayed_jobs_are_bitwise_identical(tmp_path: Path, model: str, task: s
         assert result.identical
         assert "0 rows differ, results are bitwise identical" in str(result)
     else:
-        assert max(run.largest for run in result.runs) < 1e-5
+        assert max(run.largest for run in result.runs) < (1e-5 if task == "embed" else 1e-3)  # of a perplexity
     assert json.loads(json.dumps(result.to_dict()))["identical"] == result.identical
 
 
@@ -110,7 +112,7 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
     )
     assert parameters["loading"] == {"revision": "main", "device": "auto", "dtype": "auto", "quantize": None}
     [computed] = definition["internalParameters"]["computed"]
-    assert computed["runner"] == "decoder in C"
+    assert computed["runner"] == ("decoder in C" if EXACT else "PyTorch")
     assert computed["dtype"] == "float32"
     network, text = definition["resolvedDependencies"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(network["annotations"]["files"])
@@ -126,10 +128,11 @@ def test_a_manifest_is_an_in_toto_statement_that_lists_everything(job: Path, mod
 def test_the_folder_of_a_manifest_can_be_moved(job: Path, tmp_path: Path) -> None:
     moved = tmp_path.with_name(f"{tmp_path.name} moved")
     tmp_path.rename(moved)
-    assert replay(moved / "job.json").identical
+    assert replay(moved / "job.json").runs[0].differing == 0
     moved.rename(tmp_path)
 
 
+@needs("decoder")
 def test_a_changed_output_is_reported_with_the_first_row(job: Path) -> None:
     out = job.parent / "out.csv"
     with out.open(newline="") as file:
@@ -156,7 +159,7 @@ def test_another_processor_class_has_no_guarantee(job: Path) -> None:
     environment["class"]["kernels"] = "neon"
     job.write_text(json.dumps(statement))
     shown = done("replay", job, "--rows", "10")
-    assert "0 rows differ" in shown
+    assert not EXACT or "0 rows differ" in shown
     assert "Changed: kernels: neon in the manifest" in shown
     assert "\nGuarantee: Between processor classes or versions, no equality is guaranteed" in shown
 
@@ -235,5 +238,5 @@ def test_no_row_differs_for_any_batch_size_and_number_of_threads(
         if result.guarantee == "bitwise":
             assert result.identical, str(result)
         else:  # PyTorch's bfloat16 products on processors with AMX
-            assert precision == "bfloat16"
+            assert not EXACT or precision == "bfloat16"
             assert max(run.largest for run in result.runs) < 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from guarantees import EXACT
 from random_weights import draw
 from references import assert_close, ids_of
 from safetensors.torch import load_file, save_file
@@ -61,9 +62,9 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path
     mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()
               if line.endswith(str(tmp_path / "model.safetensors"))]  # fmt: skip
     assert any(int(start, 16) <= table.data_ptr() < int(end, 16) for start, end in mapped)
-    runner: Any = runner_of(model)
-    pointers = [operation.weight.data for operation in runner.operations]
-    assert table.data_ptr() in pointers
+    if EXACT:
+        runner: Any = runner_of(model)
+        assert table.data_ptr() in [operation.weight.data for operation in runner.operations]
 
 
 @torch.inference_mode()

@@ -107,7 +107,8 @@ def test_a_stream_equals_the_complete_response(client, http, main_model: ServedM
     assert "".join(chunk.delta.content or "" for chunk in chunks) == complete.choices[0].message.content
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     streamed = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
-    assert streamed == complete.choices[0].logprobs.content
+    expected = [token.model_dump() for token in complete.choices[0].logprobs.content]
+    assert_same([token.model_dump() for token in streamed], expected)
     ids = main_model.template.encode(settings["messages"])
     [new] = generate(main_model.model, [ids], 30, seed=5, **main_model.sampling)
     scores = score(main_model.model, [[*ids, *new]])[0][len(ids) - 1 :]
