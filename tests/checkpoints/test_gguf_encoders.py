@@ -26,7 +26,7 @@ from minhub_py.checkpoints.sentence_transformers import Dense, EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.sentencepiece import read_sentencepiece
 from minhub_py.export.gguf import write_gguf
-from minhub_py.inference.encoder_runner import NativeEncoder
+from minhub_py.inference.encoder_runner import encoder_runner
 
 SETTINGS: dict[str, Any] = {"vocab_size": 2500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
                             "num_attention_heads": 4, "max_position_embeddings": 50}  # fmt: skip
@@ -87,8 +87,8 @@ def test_hidden_states_match_the_checkpoint(name: str, tmp_path: Path) -> None:
     reference_model = from_pretrained(tmp_path / "hub", device="cpu")
     assert ours.config.context_length == reference_model.config.context_length == (50 if name == "bert" else 48)
     rows = ids_of(48, 7, 1)
-    states = NativeEncoder(ours).hidden_states(rows)
-    assert torch.equal(states, NativeEncoder(reference_model).hidden_states(rows))
+    states = encoder_runner(ours).hidden_states(rows)
+    assert torch.equal(states, encoder_runner(reference_model).hidden_states(rows))
     with torch.no_grad():
         expected = torch.cat([model(torch.tensor([ids])).last_hidden_state[0] for ids in rows])
     assert (states - expected).abs().max() <= 5e-5 * expected.abs().max()
@@ -101,7 +101,7 @@ def test_quantized_files_are_close_to_the_checkpoint(kind: str, tmp_path: Path) 
     ours = from_pretrained(write(tmp_path / "model.gguf", model, kind), device="cpu")
     rows = ids_of(40, 7)
     cosine = torch.cosine_similarity(
-        NativeEncoder(ours).hidden_states(rows), NativeEncoder(exact).hidden_states(rows), dim=1
+        encoder_runner(ours).hidden_states(rows), encoder_runner(exact).hidden_states(rows), dim=1
     )
     assert cosine.mean() > {"F16": 0.99999, "Q8_0": 0.999, "Q4_0": 0.9}[kind]
 

@@ -370,7 +370,7 @@ def test_encoders_in_16_bits(load, name: str, dtype: torch.dtype) -> None:
     half = minhub_py.from_pretrained(folder, device="cpu", dtype=dtype)
     texts, types = texts_of(reference, model)
     expected = TorchEncoder(model).hidden_states(texts, types)
-    for runner in (NativeEncoder(half), TorchEncoder(half)):
+    for runner in (encoder_runner(half), TorchEncoder(half)):
         result = runner.hidden_states(texts, types)
         assert result.dtype == torch.float32
         assert ((result - expected).square().mean() / expected.square().mean()).sqrt() < 0.08
@@ -378,7 +378,7 @@ def test_encoders_in_16_bits(load, name: str, dtype: torch.dtype) -> None:
 
 def test_runners_refuse_invalid_texts(load) -> None:
     _, model, _ = load("bert")
-    for runner in (NativeEncoder(model), TorchEncoder(model)):
+    for runner in (encoder_runner(model), TorchEncoder(model)):
         with pytest.raises(ValueError, match="BERT: a text has 51 tokens; this model has 50 positions"):
             runner.hidden_states([[7], [8] * 51])
         with pytest.raises(ValueError, match="token IDs must be between 0 and 60, but range from 7 to 61"):
@@ -397,7 +397,7 @@ def test_a_padding_token_within_a_text_has_no_position(load, name: str) -> None:
     with torch.no_grad():
         expected = output_of(reference, ids)[0]
         assert_close(model(ids)[0], expected)
-    assert_close(NativeEncoder(model).hidden_states(ids.tolist()), expected)
+    assert_close(encoder_runner(model).hidden_states(ids.tolist()), expected)
 
 
 def test_masks_and_types_must_fit(load) -> None:

@@ -150,7 +150,7 @@ def test_openai_decodes_base64_and_floats(address: str, encoder: ServedModel) ->
         expected = [alone(encoder, text) for text in TEXTS]
         for settings in ({}, {"encoding_format": "float"}):
             answer = client.embeddings.create(model="mini", input=TEXTS, **settings)
-            assert [np.float32(entry.embedding).tolist() for entry in answer.data] == expected
+            assert_same([np.float32(entry.embedding).tolist() for entry in answer.data], expected)
         data = client.embeddings.create(model="mini", input=TEXTS[0], encoding_format="base64").data[0].embedding
         assert np.frombuffer(base64.b64decode(data), "<f4").tolist() == expected[0]
         assert len(client.embeddings.create(model="mini", input="a", dimensions=8).data[0].embedding) == 8
@@ -229,7 +229,7 @@ def test_ollama_embeds_and_normalizes(address: str, encoder: ServedModel, decode
         assert client.show("mini").capabilities == ["embedding"]
         answer = client.embed("mini", TEXTS)
         expected = [alone(encoder, text) for text in TEXTS]
-        assert [np.float32(vector).tolist() for vector in answer.embeddings] == expected
+        assert_same([np.float32(vector).tolist() for vector in answer.embeddings], expected)
         assert answer.prompt_eval_count == sum(len(encoder.tokenizer.encode(text).ids) for text in TEXTS)
         assert answer.total_duration > 0
         assert np.float32(client.embed("mini:latest", TEXTS[0]).embeddings[0]).tolist() == expected[0]
@@ -266,7 +266,7 @@ def test_rerank_equals_the_function(http, cross_encoder: ServedModel) -> None:
     expected = {i: float(rerank(model, tokenizer, "cat", [text])["score"][0]) for i, text in enumerate(documents)}
     body = {"model": "ranker", "query": "cat", "documents": documents}
     answer = http.post("/v1/rerank", json=body).json()
-    assert {row["index"]: np.float32(row["relevance_score"]) for row in answer["results"]} == expected
+    assert_same({row["index"]: np.float32(row["relevance_score"]) for row in answer["results"]}, expected)
     scores = [row["relevance_score"] for row in answer["results"]]
     assert scores == sorted(scores, reverse=True)
     assert all(row["document"] == {"text": documents[row["index"]]} for row in answer["results"])
