@@ -1,6 +1,6 @@
 """Results that do not depend on the batch, chunks, prefixes and threads: with the decoder bitwise, else up to rounding.
 
-The guarantees are those of docs/internals/determinism.md.
+docs/internals/determinism.md states these guarantees.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def assert_same(actual: Any, expected: Any, dtype: str = "float32") -> None:
 def assert_same_tokens(actual: Sequence[tuple], expected: Sequence[tuple], dtype: str = "float32") -> None:
     """The same (token ID, log-probability, ...) of a sequence.
 
-    Without the decoder, sequences may differ from a token on that is as likely as the other one. With 16 bits, rounding
-    can also change on which side of a random number a token is, however likely the tokens are.
+    Without the decoder, sequences may differ after the first token whose alternative is as likely. With 16 bits, the
+    random number of a sampled token can also be near the border between two tokens, however likely they are.
     """
     pairs = enumerate(zip(actual, expected, strict=False))
     first = next((i for i, (one, other) in pairs if one[0] != other[0]), None)
