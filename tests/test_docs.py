@@ -19,6 +19,7 @@ import click
 import pytest
 from docs_models import publish
 from fast_python import programs, python
+from guarantees import EXACT
 from hub_server import HubServer
 from needs import RSCRIPT, need, needs
 from paths import ROOT, TEXT
@@ -62,6 +63,8 @@ def test_python_blocks_run(page: str, folder: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
         if code.startswith("class Attention"):
             continue  # the README's quotation of gpt2.py, which the next test checks
+        if "draft=" in code and not EXACT:
+            continue  # drafts need the decoder
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(code, f"{page}, block {number}", "exec"), names)
 

@@ -17,8 +17,8 @@ from minhub_py.inference.torch_runner import TorchRunner
 EXACT = not missing("decoder")
 RUNNER: type[TorchRunner] = NativeRunner if EXACT else TorchRunner  # of unmodified models on the CPU
 ENCODER_RUNNER = NativeEncoder if EXACT else TorchEncoder
-# PyTorch's largest difference of numbers of the size of log-probabilities, by the dtype of the products. In float32, two
-# logits differ by 5e-5 of the largest one, which is about 10.
+# PyTorch's largest difference of numbers of the size of log-probabilities, by the dtype of the products. In float32,
+# two logits differ by 5e-5 of the largest one, which is about 10.
 ROUNDING = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.8}
 
 
