@@ -18,6 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from huggingface_hub import constants
+from needs import needs
 from paths import R_PACKAGE, ROOT
 
 from minhub_py import __version__
@@ -412,8 +413,14 @@ def test_examine_does_not_hide_distutils() -> None:
     assert "setuptools" in result.stdout, result.stderr
 
 
-def test_the_native_decoder_is_reported() -> None:
+@needs("decoder")
+def test_the_kernels_of_the_decoder_are_reported() -> None:
     assert judge_decoder(*opened()).found == f"{opened()[1]} kernels: {KERNELS[opened()[1]]}"
-    finding = judge_decoder(None, "not compiled")
-    assert finding.fits  # the decoder is optional
-    assert "C compiler" in finding.advice
+
+
+def test_a_missing_decoder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, advice in (("", "C compiler"), ("1", "unset MINHUB_NO_DECODER")):
+        monkeypatch.setenv("MINHUB_NO_DECODER", value)
+        finding = judge_decoder(None, "not compiled")
+        assert finding.fits  # the decoder is optional
+        assert advice in finding.advice
