@@ -12,7 +12,7 @@ import pangoling
 import pytest
 import torch
 from filelock import FileLock
-from needs import need
+from needs import missing, need
 from paths import R_PACKAGE
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -294,6 +294,7 @@ def environment(library: Path, **changes: str | None) -> dict[str, str]:
         "R_LIBS": str(library),
         "MINHUBPY_PYTHON": fast_python.python(),
         "OMP_NUM_THREADS": "1",
+        "MINHUB_NO_DECODER": "1" if missing("decoder") else None,
         "R_PROFILE_USER": "",
         "R_ENVIRON_USER": "",
         "NOT_CRAN": "true",

@@ -19,6 +19,19 @@ needs_worker <- function() {
   skip_if(minhubpy:::is_hosted(), "only a plain R session has a worker")
 }
 
+# Only the C decoder makes drafts, and bitwise identical results in any batch. The variable is set where it is missing.
+has_decoder <- function() !nzchar(Sys.getenv("MINHUB_NO_DECODER"))
+
+needs_decoder <- function() {
+  needs_python()
+  skip_if_not(has_decoder(), "no C decoder")
+}
+
+# Results in another batch: identical with the decoder, else up to rounding.
+expect_same <- function(actual, expected) {
+  if (has_decoder()) testthat::expect_identical(actual, expected) else testthat::expect_equal(actual, expected, tolerance = 1e-5)
+}
+
 # Objects that are loaded once.
 shared <- new.env()
 

@@ -176,7 +176,7 @@ test_that("drafts of the model's own head for multi-token prediction do not chan
 })
 
 test_that("a draft model does not change the text, and its accepted tokens are reported", {
-  needs_python()
+  needs_decoder()
   model <- a_model()
   small <- gpt2(vocab_size = 65, n_embd = 8, n_head = 2, n_layer = 1, n_positions = 256, seed = 1)$eval()
   text <- function(...) generate(model, c("To be", "O "), max_new_tokens = 20, seed = 1:2, ...)

@@ -13,7 +13,7 @@ test_that("measures are columns, for groups and for targets", {
   expect_equal(found$pmi, (found$logprob - unname(alone)) / log(2))
   targets <- target_logprobs(model, data.frame(context = "Well,", target = c("To", NA)), renyi = Inf, premise = "So")
   expect_named(targets, c("context", "target", "tokens", "logprob", "surprisal", "entropy", "renyi_inf", "pmi"))
-  expect_equal(targets$pmi, c(found$pmi[[1L]], NA))
+  expect_same(targets$pmi, c(found$pmi[[1L]], NA))
 })
 
 test_that("wrong measures are errors", {
@@ -43,8 +43,8 @@ test_that("minimal pairs of data frames and files have accuracies", {
   lines <- sprintf('{"UID": "%s", "sentence_good": "%s", "sentence_bad": "%s"}', pairs$UID, pairs$sentence_good, pairs$sentence_bad)
   writeLines(lines[1:3], file)
   resume <- tempfile(fileext = ".rds")
-  expect_identical(minimal_pairs(model, file, resume = resume)$pairs, found$pairs[1:3, ])
-  expect_identical(minimal_pairs(model, file, resume = resume)$pairs, found$pairs[1:3, ])
+  expect_same(minimal_pairs(model, file, resume = resume)$pairs, found$pairs[1:3, ])
+  expect_same(minimal_pairs(model, file, resume = resume)$pairs, found$pairs[1:3, ])
   picture <- tempfile(fileext = ".png")
   grDevices::png(picture)
   plot(found)
