@@ -11,14 +11,15 @@ has() {
     case $1 in
     R) command -v R && command -v pandoc &&
         Rscript -e 'for (p in c("testthat", "knitr", "rmarkdown", "roxygen2", "httr2")) loadNamespace(p)' ;;
-    Chromium) command -v chromium-headless-shell || command -v chromium || command -v google-chrome ;;
+    Chromium) { command -v chromium-headless-shell || command -v chromium || command -v google-chrome; } &&
+        { ! command -v ldconfig || ldconfig -p | grep libatomic.so.1; } ;;  # which playwright's driver needs
     esac >/dev/null 2>&1
 }
 
 packages() {
     case $1 in
     R) echo r-base-core r-cran-testthat r-cran-knitr r-cran-rmarkdown r-cran-roxygen2 r-cran-httr2 pandoc ;;
-    Chromium) echo chromium-headless-shell ;;
+    Chromium) echo chromium-headless-shell libatomic1 ;;
     esac
 }
 

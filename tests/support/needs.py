@@ -47,6 +47,15 @@ PACKAGES = {
 
 
 @cache
+def starts_browser() -> bool:
+    """Whether there is a Chromium, and playwright's driver finds its libraries."""
+    from playwright._impl._driver import compute_driver_executable
+
+    command = [compute_driver_executable()[0], "--version"]
+    return CHROMIUM is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+
+
+@cache
 def compiler() -> list[str] | None:
     """The command of a C compiler: the system's, or that of ziglang."""
     if path := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
@@ -72,7 +81,7 @@ def has_pangoling() -> bool:
 REQUIREMENTS: dict[str, tuple[Callable[[], object], str]] = {
     "decoder": (library, f"the C decoder is {opened()[1]}"),
     "R": (lambda: RSCRIPT, "R is not installed (Debian: r-base-core)"),
-    "Chromium": (lambda: CHROMIUM, "no Chromium is installed (Debian: chromium-headless-shell)"),
+    "Chromium": (starts_browser, "no Chromium is installed (Debian: chromium-headless-shell and libatomic1)"),
     "C compiler": (compiler, "no C compiler is installed (Debian: gcc and libc6-dev)"),
     "C++ compiler": (
         lambda: any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
