@@ -1013,23 +1013,17 @@ class BloomSettings(TypedDict, total=False):
     problem_type: str | None
     vocab_size: int
     hidden_size: int
-    intermediate_size: int | None
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int | None
-    hidden_act: str
     max_position_embeddings: int
-    rope_parameters: dict[str, Any] | None
+    layer_norm_epsilon: float
+    hidden_dropout: float
     attention_dropout: float
     initializer_range: float
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
     pad_token_id: int | None
-    layer_norm_epsilon: float
-    hidden_dropout: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
 
 class XGLMSettings(TypedDict, total=False):
     architectures: list[str] | None
@@ -1041,20 +1035,16 @@ class XGLMSettings(TypedDict, total=False):
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int | None
     hidden_act: str
     max_position_embeddings: int
-    rope_parameters: dict[str, Any] | None
+    dropout: float
     attention_dropout: float
     initializer_range: float
+    scale_embedding: bool
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
     pad_token_id: int | None
-    dropout: float
-    scale_embedding: bool
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
 
 class Qwen35Settings(TypedDict, total=False):
     architectures: list[str] | None

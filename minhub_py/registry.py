@@ -86,7 +86,7 @@ class Architecture:
         if self.classifier_class and is_classifier:
             return getattr(self._module, self.classifier_class)
         if self.classifies and is_classifier:
-            return import_module("minhub_py.models.base").classifier_of(self.Model)
+            return import_module("minhub_py.models.encoder").classifier_of(self.Model)
         return self.Model
 
     def new(self, config: "ModelConfig") -> "LanguageModel":

@@ -60,7 +60,7 @@ class Service:
             except Cancelled:
                 return "cancelled", None
             except BaseException as error:  # R waits for a response, so every error is sent
-                return "failed", {"class": type(error).__name__, "message": error_message(error)}
+                return "failed", {"class": error_class(error), "message": error_message(error)}
             finally:
                 listener.reset(token)
 
@@ -115,6 +115,13 @@ class Service:
 def parameters_of(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a method after `session`. Cached, as the inspection takes longer than a small request."""
     return dict(itertools.islice(inspect.signature(method).parameters.items(), 1, None))
+
+
+def error_class(error: BaseException) -> list[str]:
+    """The class of an error, and the classes that it extends up to Python's, as R's conditions have them."""
+    classes = type(error).__mro__
+    first = next(number for number, kind in enumerate(classes) if kind.__module__ == "builtins")
+    return [kind.__name__ for kind in classes[: first + 1]]
 
 
 def error_message(error: BaseException) -> str:

@@ -29,6 +29,7 @@ if [ ! -e "$root/complete" ]; then
         >"$BARE_MACHINE/debootstrap.log" 2>&1 || { tail -3 "$BARE_MACHINE/debootstrap.log"; exit 1; }
     touch "$root/complete"
 fi
+mount --bind "$root" "$root" # in which a test may mount its own file systems
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 cp /etc/resolv.conf /etc/hosts "$root/etc/"

@@ -294,7 +294,7 @@ class GGUFCheckpoint(Checkpoint):
             warnings.warn(
                 f"{printable(str(self.path))} lacks some settings; assumed are {architecture.assumed}. The original "
                 "repository has all settings",
-                stacklevel=5,
+                stacklevel=6,
             )
         return EmbeddingSettings(pooling=(POOLINGS[pooling],), normalize=True) if pooling else None
 

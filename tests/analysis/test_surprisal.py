@@ -378,7 +378,7 @@ def test_texts_are_batched(call_sizes: list[int]) -> None:
     ("call", "message"),
     [
         (lambda: word_logprobs("gpt2", TOKENIZER, ["a"]), r"word_logprobs\(\) takes a model, not its name"),
-        (lambda: word_logprobs(GPT2, "gpt2", ["a"]), r"tokenizer must be a tokenizers\.Tokenizer, not str"),
+        (lambda: word_logprobs(GPT2, "gpt2", ["a"]), r"must be a tokenizers\.Tokenizer, not its name: load it"),
         (lambda: word_logprobs(GPT2, TOKENIZER, "a text"), "words must be a list of strings, not 'a text'"),
         (lambda: word_logprobs(GPT2, TOKENIZER, ["a", 5]), "words must be strings, but number 1 is 5"),
         (lambda: word_logprobs(GPT2, TOKENIZER, ["a"], by=[1, 2]), "by has 2 values for 1 words"),

@@ -188,6 +188,7 @@ def test_ctrl_c_keeps_the_keys_typed_during_a_reply(talks: list[Talk]) -> None:
     talks.append(talk)
     talk.until("\n> ")
     talk.send("hello\r")
+    talk.until("hello")
     talk.until("e")  # the reply has started
     talk.send("/system ")
     talk.send("\x03")
