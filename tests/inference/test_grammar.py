@@ -99,9 +99,7 @@ def test_a_client_cannot_change_the_white_space(vocabulary: Vocabulary) -> None:
 
 def test_a_text_that_cannot_continue_ends_with_a_short_message(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     matcher = vocabulary.grammar(wide(700)).matcher()
-    with pytest.raises(
-        GrammarError, match="cannot continue by its JSON schema or grammar: Parser Error"
-    ) as caught:
+    with pytest.raises(GrammarError, match="cannot continue by its JSON schema or grammar: Parser Error") as caught:
         matcher.accept(vocabulary._tokens.tokenize_str("{")[0])
     assert len(str(caught.value)) < 400
     torch.manual_seed(0)
