@@ -147,6 +147,8 @@ test_that("data frames have the common forms of rows, and other columns are note
   expect_identical(learn(data.frame(instruction = rep("a", 4), output = "b"))$losses$held_out_loss, loss)
   lists <- list(list(list(role = "user", content = "a"), list(role = "assistant", content = "b", weight = 0)))
   expect_refused(learn(data.frame(messages = I(rep(lists, 4)))), "no assistant message with weight 1", class = "ValueError")
+  quiet <- options(minhubpy.quiet = FALSE)
+  on.exit(options(quiet))
   noted <- testthat::capture_messages(learn(data.frame(text = rep("ab", 4), id = 1:4), progress = TRUE))
   expect_match(noted, "not used in training: id", all = FALSE)
 })
