@@ -160,6 +160,8 @@ class Past:
     all.    shared: keys and values that later layers use, by layer (Gemma 4).
     """
 
+    allows_blocks = True  # whether a window may be computed in blocks of queries
+
     def __init__(
         self,
         idx: Tensor,
@@ -238,8 +240,6 @@ class Past:
         """Attention of q (B, H, T, D) to the keys and values of the encoder: (B, H, T, D)."""
         k, v, mask = self.encoder_keys_values(layer)
         return self.attention(layer, q, k, v, mask, False, scale, None, None, dropout, False)
-
-    allows_blocks = True  # whether a window may be computed in blocks of queries
 
     def attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float,

@@ -15,8 +15,10 @@ Y = ((7919 * i) % 11 < 5).astype(float)
 PREDICTED = np.clip(0.15 + 0.6 * Y + 0.2 * np.sin(i), 0, 1)
 HUMAN = np.where(i < 40, Y, np.nan)
 RUNS = 500
-# 2.5 standard errors of a coverage of 95 % in 500 runs: 92.6 to 97.4 %.
-TOLERANCE = 2.5 * np.sqrt(0.95 * 0.05 / RUNS)
+# Intervals of 95 % cover the truth in 93 to 97 % of 500 studies: two standard errors.
+TOLERANCE = 0.02 + 1e-9
+# With 50 coded texts, logistic regressions are just outside: 2.5 standard errors.
+WITH_FEW = 2.5 * np.sqrt(0.95 * 0.05 / RUNS)
 T39 = 2.0226909  # the quantile of Student's t for 95 % and 39 degrees of freedom
 
 
@@ -95,8 +97,8 @@ def test_intervals_hold_with_50_coded_texts(family: str, method: str) -> None:
         covered.append((columns["lower"] <= TRUTH[family]) & (TRUTH[family] <= columns["upper"]))
     assert len(covered) >= 0.99 * RUNS
     intercept, slope = np.mean(covered, axis=0)
-    assert abs(slope - 0.95) <= TOLERANCE
-    assert -TOLERANCE <= intercept - 0.95 <= 0.04  # wide for logistic regressions
+    assert abs(slope - 0.95) <= WITH_FEW
+    assert -WITH_FEW <= intercept - 0.95 <= 0.04  # wide for logistic regressions
 
 
 @pytest.mark.parametrize("method", ["ppi", "ppi++"])
