@@ -20,11 +20,13 @@ if [ -z "${BARE_MACHINE:-}" ]; then
 fi
 
 root=$BARE_MACHINE/$release
+shopt -s nullglob # any of these files may be missing
+sources=(/etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources)
+[ ! -f /etc/apt/sources.list ] || sources=(/etc/apt/sources.list "${sources[@]}")
 if [ ! -e "$root/complete" ]; then
     command -v debootstrap >/dev/null || { apt-get -qq update; apt-get -qq install debootstrap; } >/dev/null
     # The first archive of apt's settings, in either of their formats.
-    archive=$(sed -nE 's/^(URIs:|deb) +(\[.*\] +)?((https?|file):[^ ]+).*/\3/p' \
-        /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null | head -1)
+    archive=$(cat "${sources[@]}" | sed -nE 's/^(URIs:|deb) +(\[.*\] +)?((https?|file):[^ ]+).*/\3/p' | sed -n 1p)
     debootstrap --variant=minbase --include=ca-certificates,git,make,python3,python3-venv "$release" "$root" "$archive" \
         >"$BARE_MACHINE/debootstrap.log" 2>&1 || { tail -3 "$BARE_MACHINE/debootstrap.log"; exit 1; }
     touch "$root/complete"
@@ -37,15 +39,15 @@ cp -r /etc/ssl/certs/. "$root/etc/ssl/certs/"
 cp -r /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/"
 rm -f "$root/etc/apt/sources.list"
 codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-    [ ! -f "$file" ] || sed "s/\b$codename\b/$release/g" "$file" >"$root$file"
+for file in "${sources[@]}"; do
+    sed "s/\b$codename\b/$release/g" "$file" >"$root$file"
 done
 # pip's settings, and the folders that they name.
 for file in /etc/pip.conf /etc/xdg/pip/* ~/.config/pip/* ~/.pip/*; do
     [ ! -f "$file" ] || install -D -m 644 "$file" "$root$file"
 done
 { env | grep '^PIP_' || :; cat /etc/pip.conf /etc/xdg/pip/pip.conf ~/.config/pip/pip.conf ~/.pip/pip.conf 2>/dev/null || :; } |
-    grep -oE '[=/ ]/[A-Za-z0-9_./-]+' | sed -E 's#^.##; s#/simple/?$##' | sort -u | while read -r folder; do
+    { grep -oE '[=/ ]/[A-Za-z0-9_./-]+' || :; } | sed -E 's#^.##; s#/simple/?$##' | sort -u | while read -r folder; do
         [ ! -d "$folder" ] || { mkdir -p "$root$folder"; mount --rbind "$folder" "$root$folder"; }
     done
 
