@@ -13,15 +13,15 @@ al. (2020) for 12 L C C and the operations; Hochreiter & Schmidhuber (1997) for 
     python examples/5_count_parameters.py gpt2-xl minhub/shakespeare-lstm run/
 
 Output. The sums for GPT-2 124M and an LSTM term by term, and a table of published sizes, without any download. The
-formulas of GPT-2, GPT-Neo and the LSTM are checked against `minhub_py.inspection.inspect`, which counts the tensors of
+formulas of GPT-2, GPT-Neo and the LSTM are checked against `minhub_py.loading.inspection.inspect`, which counts the tensors of
 the model.
 """
 
 import argparse
 from typing import Any
 
-from minhub_py.inspection import inspect
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.loading.inspection import inspect
+from minhub_py.models.registry import ARCHITECTURES
 
 BUILT_IN = ["minhub/shakespeare-gpt2", "minhub/shakespeare-gptneo", "minhub/shakespeare-lstm"]
 Terms = list[tuple[str, str, str, int]]  # module of the model, description, formula, value

@@ -14,11 +14,11 @@ Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_fr
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES
 from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
-    from minhub_py.adapters.attach import save_adapter as save_adapter
+    from minhub_py.loading.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
     from minhub_py.jobs.replay import replay as replay
-    from minhub_py.pretrained import from_pretrained as from_pretrained
-    from minhub_py.pretrained import save_pretrained as save_pretrained
+    from minhub_py.loading.pretrained import from_pretrained as from_pretrained
+    from minhub_py.loading.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
     from minhub_py.training import Run as Run
     from minhub_py.training import Settings as Settings
@@ -67,9 +67,9 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.training import train as train
 
 _HOMES = {
-    "from_pretrained": "pretrained",
-    "save_pretrained": "pretrained",
-    "save_adapter": "adapters.attach",
+    "from_pretrained": "loading.pretrained",
+    "save_pretrained": "loading.pretrained",
+    "save_adapter": "loading.adapters.attach",
     "tokenizer_from_pretrained": "checkpoints.tokenizers.tokenizer",
     "decode_stream": "checkpoints.tokenizers.tokenizer",
     "generate": "inference.generate",

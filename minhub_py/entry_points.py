@@ -3,8 +3,8 @@
 Editors and type checkers read entry_points.pyi, which `make stub` generates from the registry.
 """
 
-from minhub_py.pretrained import entry_points
-from minhub_py.registry import ENTRIES
+from minhub_py.loading.pretrained import entry_points
+from minhub_py.models.registry import ENTRIES
 
 for _entry in ENTRIES.values():
     for _name, _function in entry_points(_entry).items():

@@ -1,4 +1,4 @@
-"""The comparison with other libraries, tests/benchmarks/compare.py, on built-in models. No test asserts a time."""
+"""The comparison with other libraries, benchmarks/compare.py, on built-in models. No test asserts a time."""
 
 import json
 import struct

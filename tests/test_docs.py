@@ -25,7 +25,7 @@ from needs import RSCRIPT, need, needs
 from paths import ROOT, TEXT
 
 from minhub_py.cli.main import main
-from minhub_py.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES
 
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
 PAGES = ["README.md"] + [

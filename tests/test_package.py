@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import minhub_py
-from minhub_py.registry import ARCHITECTURES
-from minhub_py.system.doctor import PACKAGES
+from minhub_py.models.registry import ARCHITECTURES
+from minhub_py.loading.doctor import PACKAGES
 from r_bridge.probe import rpy2_range
 
 ROOT = Path(minhub_py.__file__).parents[1]
@@ -27,7 +27,7 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli.main", "minhub_py.registry", "r_bridge"])
+@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli.main", "minhub_py.models.registry", "r_bridge"])
 def test_importing_is_cheap(module: str) -> None:
     """The import budget: nothing heavy before it is used."""
     heavy = {"torch", "numpy", "huggingface_hub", "httpx2", "tokenizers", "safetensors", "rich", "transformers"}

@@ -33,7 +33,7 @@ from minhub_py.inference.arguments import check_integer, check_tokenizer, decode
 from minhub_py.inference.batch import Event
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.sampling import Sampling
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,7 +20,7 @@ from reprlib import repr as brief
 from minhub_py.checkpoints.layout import GGUF, missing_files
 from minhub_py.checkpoints.transfer import client
 from minhub_py.inference.arguments import check_path
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.printable import gist, printable
 from minhub_py.system.spelling import download_call
 

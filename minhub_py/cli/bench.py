@@ -1,7 +1,7 @@
 """`minhub bench`: the speed of this package on this machine.
 
 Each case measures every kind of weights in turn, for several rounds after one uncounted round, and reports medians.
-Without a model the weights are random, with the sizes of GPT-2 124M. tests/benchmarks/compare.py compares the package
+Without a model the weights are random, with the sizes of GPT-2 124M. benchmarks/compare.py compares the package
 with other libraries.
 """
 
@@ -95,7 +95,7 @@ def measure(settings: Settings, cases: Sequence[str], show: Callable[[Row, str],
 
 def build(model: str | None, kind: str) -> Any:
     """The model with this kind of weights; without a model, random weights."""
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     if model is not None:
         return from_pretrained(model, device="cpu", **KINDS[kind])
@@ -223,7 +223,7 @@ def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
     import os
     import tempfile
 
-    from minhub_py.pretrained import save_pretrained
+    from minhub_py.loading.pretrained import save_pretrained
 
     environment = {**os.environ, "OMP_NUM_THREADS": str(settings.threads), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="minhub-bench-") as folder:

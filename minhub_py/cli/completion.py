@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from minhub_py.checkpoints import local
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 
 class Model(click.ParamType):  # type: ignore[type-arg]

@@ -118,8 +118,8 @@ def parse_labels(labels: str | None) -> list[str] | None:
 def head_of(model: str, revision: str) -> dict[str, Any]:
     """The settings of a job for a checkpoint's own labels. ValueError: it has no sequence classification head."""
     from minhub_py.analysis.classify import check_classifier
-    from minhub_py.fitting import describe
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.loading.fitting import describe
+    from minhub_py.loading.pretrained import open_checkpoint
 
     config: Any = describe(open_checkpoint(model, revision))[1]
     check_classifier(config, "classify")

@@ -29,11 +29,11 @@ def open_model(
     adapter, mtp: as in `from_pretrained`.
     ValueError: a text encoder, unless `encoders`.
     """
-    from minhub_py.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
+    from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-    from minhub_py.fitting import describe
+    from minhub_py.loading.fitting import describe
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.pretrained import load, open_checkpoint
+    from minhub_py.loading.pretrained import load, open_checkpoint
 
     tokenizers: list[Any] = []
 

@@ -24,7 +24,7 @@ from minhub_py.cli.options import (
     threads_option,
 )
 from minhub_py.cli.output import emit, progress_bar, say, table
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.system.console import stdin_is_terminal
 from minhub_py.system.printable import displayed
 
@@ -139,8 +139,8 @@ def inspect(model: str, revision: str, tensors: bool, as_json: bool) -> None:
 
     No weights are downloaded or read. Published sizes such as gpt2-xl need no network.
     """
-    from minhub_py.adapters.inspection import inspect_adapter
-    from minhub_py.inspection import inspect as inspect_model
+    from minhub_py.loading.adapters.inspection import inspect_adapter
+    from minhub_py.loading.inspection import inspect as inspect_model
 
     adapter = inspect_adapter(model)
     report = adapter or inspect_model(model, revision)
@@ -283,9 +283,9 @@ def convert(
     source = local.locate(model)
     check_out(out, to, overwrite, source)
 
-    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.loading.adapters.loading import adapter_folders
     from minhub_py.export.convert import convert as convert_checkpoint
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.loading.pretrained import open_checkpoint
     from minhub_py.system.device import DTYPES
 
     folders = list(adapter_folders(adapter).values())
@@ -317,8 +317,8 @@ def verify(model: str, revision: str, as_json: bool) -> None:
     Compares file sizes and SHA-256 hashes with those on the Hub, and every tensor with the weight table and the
     config. All values must be finite. The exit status is 1 if there is a problem.
     """
-    from minhub_py.adapters.inspection import verify_adapter
-    from minhub_py.inspection import verify as verify_model
+    from minhub_py.loading.adapters.inspection import verify_adapter
+    from minhub_py.loading.inspection import verify as verify_model
 
     with progress_bar("Checking") as update:
         report = verify_adapter(model) or verify_model(model, revision, progress=update)

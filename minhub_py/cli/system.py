@@ -69,7 +69,7 @@ def doctor(as_json: bool) -> None:
     Lists missing and incompatible components with instructions: NO is a problem, -- an optional component that is not
     installed. The exit status is 1 if there is a problem. Changes nothing and opens no connection.
     """
-    from minhub_py.system.doctor import examine
+    from minhub_py.loading.doctor import examine
 
     findings = examine()
     if as_json:

@@ -14,7 +14,7 @@ from minhub_py.cli.group import Command
 from minhub_py.cli.inputs import standard_input
 from minhub_py.cli.options import Seed, add_options, json_option, na_option
 from minhub_py.cli.output import check_writable, emit, say, table
-from minhub_py.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES
 from minhub_py.system.console import note
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 

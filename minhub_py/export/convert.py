@@ -10,20 +10,20 @@ from typing import Literal
 import torch
 
 import weights_map
-from minhub_py.adapters.fit import read_adapter
-from minhub_py.adapters.heads import HEAD_NAMES, base_of, labels_of
-from minhub_py.adapters.loading import with_adapter
-from minhub_py.adapters.merge import MergedTensors, merge
+from minhub_py.loading.adapters.fit import read_adapter
+from minhub_py.loading.adapters.heads import HEAD_NAMES, base_of, labels_of
+from minhub_py.loading.adapters.loading import with_adapter
+from minhub_py.loading.adapters.merge import MergedTensors, merge
 from minhub_py.checkpoints.chat_templates import ADDITIONAL, additional_files
 from minhub_py.checkpoints.layout import COMPANIONS, TOKENIZER_FILES
 from minhub_py.checkpoints.storage import Checkpoint, Layout
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.config import with_older_rope
+from minhub_py.models.config import with_older_rope
 from minhub_py.export.single_tensors import SingleTensors
 from minhub_py.export.torchscript import save_torchscript
-from minhub_py.fitting import fit, with_values
-from minhub_py.pretrained import load
+from minhub_py.loading.fitting import fit, with_values
+from minhub_py.loading.pretrained import load
 from minhub_py.system.files import read_bytes
 
 

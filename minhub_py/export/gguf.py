@@ -27,16 +27,16 @@ from minhub_py.checkpoints.gguf_header import package
 from minhub_py.checkpoints.sentence_transformers import read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import unwritable
-from minhub_py.config import read
+from minhub_py.models.config import read
 from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import check_tokenizer, tokenizer_of, tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
-from minhub_py.fitting import fit, with_values
+from minhub_py.loading.fitting import fit, with_values
 from minhub_py.models import rotary
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.structure import Structure, biases
-from minhub_py.registry import architecture_of
+from minhub_py.models.registry import architecture_of
 from weights_map.conversion import Mapped
 from weights_map.gguf import PACKED, GGUFArchitecture
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from minhub_py.adapters.attach import attach
+from minhub_py.loading.adapters.attach import attach
 from minhub_py.checkpoints.writing import unwritable
 from minhub_py.export.torchscript_code import CodeWriter
 from minhub_py.inference.arguments import model_of
@@ -31,7 +31,7 @@ from minhub_py.inference.quantize import refuse_quantized
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.experts import has_packed
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import architecture_of
+from minhub_py.models.registry import architecture_of
 
 
 def save_torchscript(model: nn.Module, path: str | Path, extra_files: Mapping[str, bytes] | None = None) -> None:

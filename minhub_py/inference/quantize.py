@@ -13,7 +13,7 @@ A layer's `forward` unpacks its weight at each call, which takes time and memory
 Its products with int8 and nf4 weights are products of integers, for which activations are quantized to 16 bits (15 for
 nf4), with a scale per token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
 per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with products of bytes, and
-results change by half as much again as through 8-bit weights (tests/benchmarks/rounding.py).
+results change by half as much again as through 8-bit weights (benchmarks/rounding.py).
 GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize activations to 15 bits with a scale for each
 256, also in the head; the types with 32 compute in float32.
 """

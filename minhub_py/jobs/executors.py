@@ -53,7 +53,7 @@ class Worker:
             unknown_characters,
         )
         from minhub_py.jobs.manifest import computation
-        from minhub_py.pretrained import load, open_checkpoint
+        from minhub_py.loading.pretrained import load, open_checkpoint
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)

@@ -215,9 +215,9 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     """Download and validate the model. Returns the worker and the job's record."""
     from minhub_py.checkpoints.local import commit_of
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-    from minhub_py.fitting import describe
+    from minhub_py.loading.fitting import describe
     from minhub_py.inference.arguments import not_a_decoder
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.loading.pretrained import open_checkpoint
 
     task = TASKS[job.task]
 

@@ -204,7 +204,7 @@ def check_inputs(job: Job, definition: Mapping[str, Any], folder: Path) -> list[
 
 def check_model(job: Job, definition: Mapping[str, Any]) -> Path:
     """The folder or GGUF file of the model. ValueError: it is not the model of the manifest."""
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.loading.pretrained import open_checkpoint
 
     path = open_checkpoint(job.model, (job.loading or {}).get("revision", "main")).path
     if fingerprint(path) != definition["resolvedDependencies"][0]["digest"]["sha256"]:

@@ -153,7 +153,7 @@ def draft_model(identifier: str, tokenizer: "Tokenizer", device: str) -> Any:
     """The draft model of `generate`. ValueError: it has another tokenizer, or cannot make drafts."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
     from minhub_py.inference.speculative import DraftModel
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     if tokenizer_from_pretrained(identifier).get_vocab() != tokenizer.get_vocab():
         raise ValueError("--draft: this model has another tokenizer than MODEL")

@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ModelConfig(Protocol):
-    """The common attributes of all configs. A model file defines its own frozen dataclass (minhub_py/config.py)."""
+    """The common attributes of all configs. A model file defines its own frozen dataclass (minhub_py/models/config.py)."""
 
     TITLE: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]

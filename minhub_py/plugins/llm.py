@@ -20,7 +20,7 @@ import llm
 from pydantic import create_model
 
 from minhub_py.checkpoints.local import BUILTIN, cached, cached_models, locate
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 PREFIX = "minhub/"
 Kind = Literal["chat", "embedding", "classifier"]
@@ -124,7 +124,7 @@ def load(identifier: str) -> Any:
 def load_encoder(identifier: str) -> tuple[Any, Any]:
     """The model with this identifier, and its tokenizer. ModelError: they cannot be loaded."""
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
-    from minhub_py.pretrained import from_pretrained
+    from minhub_py.loading.pretrained import from_pretrained
 
     try:
         return from_pretrained(identifier), tokenizer_from_pretrained(identifier)
@@ -222,7 +222,7 @@ def register_commands(cli: click.Group) -> None:
     @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name; may be repeated.")
     def add(identifier: str, aliases: tuple[str, ...]) -> None:
         """Add a repository, a folder or a GGUF file as a model."""
-        from minhub_py.pretrained import read_config
+        from minhub_py.loading.pretrained import read_config
 
         identifier = str(Path(identifier).resolve()) if Path(identifier).exists() else identifier
         try:

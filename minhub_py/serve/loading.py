@@ -7,7 +7,7 @@ from typing import Any
 
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.gguf import checkpoint_at
-from minhub_py.fitting import describe
+from minhub_py.loading.fitting import describe
 from minhub_py.inference.disk_cache import DiskCache
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.models.encoder import Encoder

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.arguments import check_path
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.system import html
 from minhub_py.system.spelling import unknown
 from minhub_py.system.tables import Columns, Result

@@ -12,11 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import nn
 
-from minhub_py.adapters.attach import attach, new_adapter, save_adapter
-from minhub_py.adapters.config import ALL_LINEAR, AdapterConfig, read_config
-from minhub_py.adapters.files import CONFIG, WEIGHTS
-from minhub_py.adapters.fit import read_adapter
-from minhub_py.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
+from minhub_py.loading.adapters.attach import attach, new_adapter, save_adapter
+from minhub_py.loading.adapters.config import ALL_LINEAR, AdapterConfig, read_config
+from minhub_py.loading.adapters.files import CONFIG, WEIGHTS
+from minhub_py.loading.adapters.fit import read_adapter
+from minhub_py.loading.adapters.heads import SEQUENCE_TASK, head_modules, labels_of
 from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
 from minhub_py.checkpoints.tokenizers.tokenizer import encode
 from minhub_py.models.base import LanguageModel

@@ -11,7 +11,7 @@
                 short sequences, and they are rounded to bfloat16 before the softmax: an error of 0.5 to 1.4 % instead
                 of 0.2 %.
 
-`CPUKernels` is active during a forward pass. tests/benchmarks/training.py measures the gain.
+`CPUKernels` is active during a forward pass. benchmarks/training.py measures the gain.
 """
 
 from collections.abc import Callable

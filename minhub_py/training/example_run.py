@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from minhub_py.adapters.heads import classifier_config, labels_of
+from minhub_py.loading.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.replies import end_tokens
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe, fit, with_values
+from minhub_py.loading.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.registry import Architecture
+from minhub_py.models.registry import Architecture
 from minhub_py.system.formats import read_columns
 from minhub_py.system.spelling import setting
 from minhub_py.training.adapter_run import invocation_of

@@ -8,14 +8,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from minhub_py.adapters.heads import with_head
+from minhub_py.loading.adapters.heads import with_head
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe, fit, with_values
+from minhub_py.loading.fitting import describe, fit, with_values
 from minhub_py.inference.quantize import QuantizedLinear
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import load
-from minhub_py.registry import ENTRIES, Architecture
+from minhub_py.loading.pretrained import load
+from minhub_py.models.registry import ENTRIES, Architecture
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, example_run
 from minhub_py.training.errors import read_object, reading

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from minhub_py.inference.quantize import count
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import Architecture
+from minhub_py.models.registry import Architecture
 from minhub_py.system.heap import release_free_pages
 from minhub_py.system.spelling import setting
 from minhub_py.training import adapter_run, trainer_state

@@ -10,7 +10,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.checkpoints.tokenizers.tokenizer import encode_prompt, tokenizer_files
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.config import with_older_rope
+from minhub_py.models.config import with_older_rope
 from minhub_py.inference.generate import generate
 from minhub_py.models.base import LanguageModel
 from minhub_py.training import adapter_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
-from minhub_py.fitting import fit
+from minhub_py.loading.fitting import fit
 from minhub_py.system.spelling import resume_call, setting
 from minhub_py.training import adapter_run
 from minhub_py.training.checkpoint import RunFolder

@@ -15,10 +15,10 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     train_byte_level_bpe,
 )
 from minhub_py.distributed import environment
-from minhub_py.fitting import describe
+from minhub_py.loading.fitting import describe
 from minhub_py.models.base import ModelConfig
-from minhub_py.pretrained import open_checkpoint
-from minhub_py.registry import ENTRIES, entry_of
+from minhub_py.loading.pretrained import open_checkpoint
+from minhub_py.models.registry import ENTRIES, entry_of
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.processor import has_bfloat16
 from minhub_py.system.spelling import setting

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from minhub_py.config import changed
-from minhub_py.registry import ENTRIES, Architecture, Entry
+from minhub_py.models.config import changed
+from minhub_py.models.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.csv_values import NA
 from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading

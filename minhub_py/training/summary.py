@@ -7,14 +7,14 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
+from minhub_py.loading.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
-from minhub_py.fitting import describe
+from minhub_py.loading.fitting import describe
 from minhub_py.inference.quantize import count
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import read_config
-from minhub_py.registry import ENTRIES, entry_of
+from minhub_py.loading.pretrained import read_config
+from minhub_py.models.registry import ENTRIES, entry_of
 from minhub_py.system.extras import require
 from minhub_py.system.spelling import option
 from minhub_py.training.checkpoint import MEASURES, LossRow, Measure, RunFolder, columns_of

@@ -52,7 +52,7 @@ def require_extra(session: Session, name: str) -> None:
 
 def doctor(session: Session, facts: Any) -> Frame:
     """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from probe.FACTS."""
-    from minhub_py.system.doctor import examine
+    from minhub_py.loading.doctor import examine
 
     findings = examine({name: scalar(value, str) for name, value in facts.items()})
     return frame(

@@ -16,10 +16,10 @@ def from_pretrained(
     mtp: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
-    from minhub_py.adapters.loading import adapter_folders
+    from minhub_py.loading.adapters.loading import adapter_folders
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import load, open_checkpoint
-    from minhub_py.registry import ENTRIES
+    from minhub_py.loading.pretrained import load, open_checkpoint
+    from minhub_py.models.registry import ENTRIES
 
     if identifier.lower().endswith(".gguf"):
         require("gguf")  # before a download
@@ -35,7 +35,7 @@ def from_pretrained(
 
 def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:
     """The model with an adapter, or without one. The weights are shared."""
-    from minhub_py.adapters.loading import adapter_folders, with_adapter
+    from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
     from minhub_py.inference.arguments import model_of
 
     module = model_of(model.module, "model$adapter()")
@@ -52,8 +52,8 @@ def from_config(
 ) -> dict[str, Any]:
     """Create a model with random weights from a config.json."""
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import read_config
-    from minhub_py.registry import ENTRIES
+    from minhub_py.loading.pretrained import read_config
+    from minhub_py.models.registry import ENTRIES
 
     architecture, config, folder = read_config(
         identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
@@ -64,7 +64,7 @@ def from_config(
 
 def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
     """Create a model with random weights from settings."""
-    from minhub_py.registry import ENTRIES
+    from minhub_py.models.registry import ENTRIES
 
     settings = {name: setting(value) for name, value in dict(config or {}).items()}
     model = Model(_fresh(ENTRIES[family].architecture, ENTRIES[family].config(settings), seed))
@@ -89,7 +89,7 @@ def _commit(identifier: str, folder: Path) -> str | None:
 def about(model: Model, number: int) -> dict[str, Any]:
     """A description of a model, which R stores."""
     from minhub_py.inference.quantize import count, kind_of
-    from minhub_py.registry import architecture_of
+    from minhub_py.models.registry import architecture_of
 
     module = model.module
     weight = next(module.parameters())
@@ -149,14 +149,14 @@ def parameter(session: Session, model: Model, name: str) -> Any:
 
 def save_pretrained(session: Session, model: Model, folder: str, tokenizer: Tokenizer | None) -> None:
     """Save a model in Hub layout, with a tokenizer or its own tokenizer."""
-    from minhub_py.pretrained import save_pretrained as save
+    from minhub_py.loading.pretrained import save_pretrained as save
 
     save(model.module, folder, tokenizer.tokenizer if tokenizer else model.optional_tokenizer())
 
 
 def new_adapter(session: Session, model: Model, lora: Any, seed: int) -> dict[str, Any]:
     """The model with a new adapter for training in R torch. lora: settings as in minhub_train()."""
-    from minhub_py.adapters import attach
+    from minhub_py.loading.adapters import attach
     from minhub_py.inference.arguments import model_of
     from minhub_py.training.adapter_run import adapter_config
 
@@ -178,7 +178,7 @@ def save_adapter(session: Session, model: Model, folder: str, weights: StateDict
     """Save the adapter of a model in PEFT's format. weights: new values of its weights, which the model receives."""
     import torch
 
-    from minhub_py.adapters.attach import save_adapter as save
+    from minhub_py.loading.adapters.attach import save_adapter as save
 
     if weights is not None:
         named = dict(model.module.named_parameters())

@@ -64,7 +64,7 @@ def model_fingerprint(session: Session, model: Model) -> str:
 
     ValueError: the files have changed since the model was loaded.
     """
-    from minhub_py.adapters.files import CONFIG, WEIGHTS
+    from minhub_py.loading.adapters.files import CONFIG, WEIGHTS
     from minhub_py.checkpoints.fingerprint import file_digest, fingerprint, signature
 
     if model.folder is None:

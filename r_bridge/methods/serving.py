@@ -17,7 +17,7 @@ def serve(
     adapters: folders by name.    ValueError: an adapter does not fit the model.
     """
     require("serve")
-    from minhub_py.adapters.loading import adapter_folders, with_adapter
+    from minhub_py.loading.adapters.loading import adapter_folders, with_adapter
     from minhub_py.chat.templates import chat_template_of
     from minhub_py.serve.catalog import Models
     from minhub_py.serve.loading import served_models

@@ -25,7 +25,7 @@ from corruption import (
 )
 
 import minhub_py
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 CONFIG_ROUNDS = {"gpt2": 250, "gptneo": 250, "lstm": 1000, "llama": 500}

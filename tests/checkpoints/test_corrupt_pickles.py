@@ -19,7 +19,7 @@ from memory import peak, reset_peak
 from torch import Tensor
 
 import minhub_py
-from minhub_py.inspection import verify
+from minhub_py.loading.inspection import verify
 
 pytestmark = pytest.mark.usefixtures("bounded_memory")
 

@@ -300,7 +300,7 @@ def test_head_that_copies_the_embedding_is_tied(tmp_path: Path) -> None:
 
 def test_gguf_tables_cover_the_weight_tables() -> None:
     """Each GGUF architecture maps to canonical Hub names and covers all required tensors."""
-    from minhub_py.registry import architecture_of
+    from minhub_py.models.registry import architecture_of
 
     for architecture in weights_map.gguf_architectures.values():
         table = weights_map.tables[architecture_of(architecture.model_type).model_type].for_head(None)

@@ -13,10 +13,10 @@ from references import CASES, ids_of
 import minhub_py
 from minhub_py import generate
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.config import changed, read
+from minhub_py.models.config import changed, read
 from minhub_py.export.gguf import write_gguf
-from minhub_py.pretrained import save_pretrained
-from minhub_py.registry import architecture_of
+from minhub_py.loading.pretrained import save_pretrained
+from minhub_py.models.registry import architecture_of
 
 # Names of llama.cpp for the tensors below mtp.layers.0 (gguf-py/gguf/tensor_mapping.py), and below mtp.
 LAYER = {

@@ -13,7 +13,7 @@ from paths import ROOT
 import minhub_py
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.checkpoints import local
-from minhub_py.pretrained import read_config
+from minhub_py.loading.pretrained import read_config
 
 pytestmark = pytest.mark.usefixtures("waits")
 

@@ -10,7 +10,7 @@ from hub_files import REPO, SHARDED, SINGLE, SLEEP, SMALL, WEIGHTS, assert_files
 from hub_server import HubServer
 
 import minhub_py
-from minhub_py import inspection
+from minhub_py.loading import inspection
 from minhub_py.checkpoints import hub as minhub
 from minhub_py.checkpoints import local
 

@@ -19,8 +19,8 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, read_tokenizer
 from minhub_py.cli.loading import open_model
 from minhub_py.export.convert import convert
-from minhub_py.inspection import verify
-from minhub_py.pretrained import open_checkpoint
+from minhub_py.loading.inspection import verify
+from minhub_py.loading.pretrained import open_checkpoint
 
 REPO = "owner/model"
 IDS = torch.arange(12).unsqueeze(0)
@@ -134,7 +134,7 @@ def test_checkpoint_files_are_read_once(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text("{")
-    assert minhub_py.pretrained.load(checkpoint).config.eos_token_id == 3
+    assert minhub_py.loading.pretrained.load(checkpoint).config.eos_token_id == 3
 
 
 def test_revision_requires_a_start_model(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe
+from minhub_py.loading.fitting import describe
 from minhub_py.inference.quantize import count as count_of
 from minhub_py.models.rotary import rope_of
 from minhub_py.models.skeleton import skeleton

@@ -125,7 +125,7 @@ def test_commands_that_compute_have_threads(command: str) -> None:
 
 def test_threads_limit_the_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    monkeypatch.setattr("minhub_py.pretrained.load", lambda *_, **__: counts.append(torch.get_num_threads()) or 1 / 0)
+    monkeypatch.setattr("minhub_py.loading.pretrained.load", lambda *_, **__: counts.append(torch.get_num_threads()) or 1 / 0)
     before = torch.get_num_threads()
     minhub("generate", GPT2, "ROMEO:", "--threads", before + 2)
     assert counts == [before + 2]

@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minhub_py
 from minhub_py import from_pretrained, generate, save_pretrained, score
 from minhub_py.cli.main import main
-from minhub_py.config import read
+from minhub_py.models.config import read
 from minhub_py.distributed.process_group import connect
-from minhub_py.registry import architecture_of
+from minhub_py.models.registry import architecture_of
 from minhub_py.system.processor import cores
 
 CASES = {name: cases.settings(name) for cases in ARCHITECTURES.values() for name in cases.cases}

@@ -13,8 +13,8 @@ from cases import ARCHITECTURES
 from needs import require
 
 from minhub_py import from_pretrained, generate, gpt2, save_pretrained, score, tokenizer_from_pretrained, train
-from minhub_py.config import read
-from minhub_py.registry import architecture_of
+from minhub_py.models.config import read
+from minhub_py.models.registry import architecture_of
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ import weights_map
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.models.gpt2 import GPT2Config
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 pytestmark = needs("Linux")
 
@@ -40,7 +40,7 @@ def gpt2_124m(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 VERIFY_AND_LOAD = """
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 for check in (inspect, verify):
     assert not check(sys.argv[1]).get("problems")
 report()

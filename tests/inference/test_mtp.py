@@ -19,13 +19,13 @@ from transformers.modeling_layers import MtpLayer
 import minhub_py
 from minhub_py import generate, stream
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
-from minhub_py.config import changed, read
+from minhub_py.models.config import changed, read
 from minhub_py.inference.native.library import MAX_TOKENS
 from minhub_py.inference.native_runner import PredictionRunner, runner_of
 from minhub_py.inference.speculative import PredictedSequence, PredictionHead
 from minhub_py.models.cache import Cache
-from minhub_py.pretrained import read_config, save_pretrained
-from minhub_py.registry import architecture_of
+from minhub_py.loading.pretrained import read_config, save_pretrained
+from minhub_py.models.registry import architecture_of
 
 # Of each model type, with DeltaNet in most layers, and with a tied embedding.
 NAMES = ("qwen3_5_text", "qwen3_5_text-bias-tied", "qwen3_5_moe_text", "qwen3_next")

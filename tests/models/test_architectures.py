@@ -25,12 +25,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import minhub_py
 import weights_map
 from minhub_py import attention_weights, embed
-from minhub_py.config import read as read_settings
+from minhub_py.models.config import read as read_settings
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inspection import inspect
+from minhub_py.loading.inspection import inspect
 from minhub_py.models.cache import State
-from minhub_py.registry import ENTRIES, architecture_of
+from minhub_py.models.registry import ENTRIES, architecture_of
 
 GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
 

@@ -21,9 +21,9 @@ from minhub_py import classify, embed, generate, rerank, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.encoder import Classifier
-from minhub_py.registry import architecture_of
+from minhub_py.models.registry import architecture_of
 from minhub_py.training.settings import Settings
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModel
 
 import minhub_py
 from minhub_py import embed
-from minhub_py.config import read
+from minhub_py.models.config import read
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
 from minhub_py.models.encoder import Encoder
-from minhub_py.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES
 
 SETTINGS: dict[str, Any] = {
     "model_type": "gemma3_text", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,

@@ -31,8 +31,8 @@ from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.cli.main import main
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
-from minhub_py.registry import ENTRIES, architecture_of
+from minhub_py.loading.inspection import inspect, verify
+from minhub_py.models.registry import ENTRIES, architecture_of
 
 TOLERANCE = 5e-5  # of the largest value
 VOCABULARY, FIRST = 61, 5  # of all cases; the first token ID that is not padding
@@ -170,7 +170,7 @@ def minhub_model(reference: Any) -> Any:
     """Our model of the reference's weights, without a file."""
     settings = {**reference.config.to_dict(), "architectures": [type(reference).__name__]}
     architecture = architecture_of(settings["model_type"])
-    config = minhub_py.config.read(architecture.Config, {k: v for k, v in settings.items() if v is not None})
+    config = minhub_py.models.config.read(architecture.Config, {k: v for k, v in settings.items() if v is not None})
     model = architecture.Model(config).eval()
     tensors = {key: value for key, value in reference.state_dict().items() if not key.endswith("position_ids")}
     native = dict(weights_map.to_native(architecture.model_type, tensors, config))

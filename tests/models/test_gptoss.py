@@ -27,9 +27,9 @@ from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.experts import Packed
-from minhub_py.registry import preset
+from minhub_py.models.registry import preset
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 SMALL = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 import minhub_py
 import weights_map
 from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe
+from minhub_py.loading.fitting import describe
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import preset
+from minhub_py.models.registry import preset
 
 LONG = 200  # more than three chunks of 64
 FEW = ("qwen3_5_text", "qwen3_5_text-sizes", "qwen3_5_text-types")

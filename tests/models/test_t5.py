@@ -22,7 +22,7 @@ import minhub_py
 import weights_map
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.cli.main import main
-from minhub_py.config import read as read_settings
+from minhub_py.models.config import read as read_settings
 from minhub_py.export.convert import convert
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
@@ -30,8 +30,8 @@ from minhub_py.inference.native.library import library
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
-from minhub_py.inspection import inspect, verify
-from minhub_py.registry import architecture_of, preset
+from minhub_py.loading.inspection import inspect, verify
+from minhub_py.models.registry import architecture_of, preset
 from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
 from r_bridge.objects import Model, Session

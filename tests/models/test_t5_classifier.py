@@ -14,7 +14,7 @@ from transformers import AutoConfig, T5ForSequenceClassification
 import minhub_py
 from minhub_py import activations, classify, generate, save_pretrained, train
 from minhub_py.export.torchscript import save_torchscript
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.t5 import T5Classifier
 
 SMALL = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44, "num_layers": 2, "num_heads": 4, "num_labels": 3,

@@ -17,7 +17,7 @@ import minhub_py
 from minhub_py import classify_tokens, embed, generate, save_pretrained, train
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
-from minhub_py.inspection import inspect, verify
+from minhub_py.loading.inspection import inspect, verify
 from minhub_py.models.t5 import T5Encoder
 from minhub_py.serve.loading import task_at
 

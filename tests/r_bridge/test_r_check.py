@@ -13,7 +13,7 @@ from needs import needs
 from paths import PROGRAMS, R_PACKAGE
 from r_package import environment
 
-from minhub_py.registry import ENTRIES
+from minhub_py.models.registry import ENTRIES
 
 pytestmark = needs("R")
 

@@ -7,7 +7,7 @@ import torch
 from bridge_calls import as_buffer, create_model, run
 
 from minhub_py import from_pretrained, gptneox, llama, save_pretrained
-from minhub_py.adapters.attach import attach, new_adapter
+from minhub_py.loading.adapters.attach import attach, new_adapter
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.training.adapter_run import adapter_config
 from r_bridge.arguments import scalar

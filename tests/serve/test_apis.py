@@ -12,7 +12,7 @@ from served_models import RECOMMENDED, TEMPLATE, alone, in_chat, user
 from minhub_py import generate, score
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.inference.native_runner import runner_of
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve import ollama
 from minhub_py.serve.engine import Delta, Token
 from minhub_py.serve.models import ServedModel

@@ -22,7 +22,7 @@ from served_models import connected, in_chat, large, served, serving, user, writ
 from minhub_py import Chat, gpt2, llama
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.inference.disk_cache import DiskCache
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 
 pytestmark = needs("decoder")  # without it, nothing is stored
 

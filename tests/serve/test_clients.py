@@ -1,6 +1,6 @@
 """Unmodified clients with a real server: openai, ollama and llm in Python, httr2 and curl in R.
 
-tests/benchmarks/NOTES.md lists further clients that were tested manually.
+benchmarks/NOTES.md lists further clients that were tested manually.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from served_models import CONTEXT, FORMAT, PERSON, BrokenError, connected, in_ch
 
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from minhub_py.adapters.attach import attach, new_adapter, save_adapter
-from minhub_py.adapters.config import AdapterConfig
+from minhub_py.loading.adapters.attach import attach, new_adapter, save_adapter
+from minhub_py.loading.adapters.config import AdapterConfig
 
 
 def random_adapter(model: Any, folder: Path, seed: int = 0, **settings: Any) -> Path:

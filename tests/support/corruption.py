@@ -17,10 +17,10 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import minhub_py
-from minhub_py.config import one_rope
-from minhub_py.inspection import verify
+from minhub_py.models.config import one_rope
+from minhub_py.loading.inspection import verify
 from minhub_py.models.heads import HeadSettings
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

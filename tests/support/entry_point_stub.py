@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import minhub_py
 from minhub_py.chat.turns import SAMPLING_FIELDS, ReplySettings
-from minhub_py.registry import ENTRIES, Entry
+from minhub_py.models.registry import ENTRIES, Entry
 from minhub_py.training.settings import CHANGEABLE, Settings
 
 STUB = Path(minhub_py.__file__).with_name("entry_points.pyi")

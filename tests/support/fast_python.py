@@ -20,7 +20,7 @@ from paths import PROGRAMS
 # torch.optim imports torch._dynamo with the first optimizer.
 MODULES = ["torch", "torch._dynamo", "numpy", "tokenizers", "safetensors.torch", "rich.console", "rich.progress",
            "rich.table", "matplotlib.backends.backend_agg", "matplotlib.figure",
-           "minhub_py.cli.main", "minhub_py.cli.training", "minhub_py.pretrained", "minhub_py.inference.generate",
+           "minhub_py.cli.main", "minhub_py.cli.training", "minhub_py.loading.pretrained", "minhub_py.inference.generate",
            "minhub_py.models.gpt2", "minhub_py.models.gptneo", "minhub_py.models.lstm", "minhub_py.training.setup",
            "r_bridge.service"]  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 import minhub_py
 from minhub_py.export.convert import convert
 from minhub_py.models.gpt2 import GPT2
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.checkpoints.storage import Checkpoint
 
 def memory():

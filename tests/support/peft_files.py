@@ -1,6 +1,6 @@
 """Files of PEFT's adapters with random tensors, and the weights that they mean by the definitions of the settings.
 
-A case lists the tensors of its file, with PEFT's names: tests/adapters/test_peft_settings.py compares them with PEFT's.
+A case lists the tensors of its file, with PEFT's names: tests/loading/test_peft_settings.py compares them with PEFT's.
 """
 
 import json

@@ -34,7 +34,7 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.encoder import EncoderDecoder
-from minhub_py.registry import entry_of
+from minhub_py.models.registry import entry_of
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
       "num_layers": 2, "num_heads": 4}  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from cases import ARCHITECTURES
 from random_weights import draw
 
-from minhub_py.pretrained import read_config
+from minhub_py.loading.pretrained import read_config
 
 TOLERANCE = 5e-5  # of the largest logit
 LENGTH = 70

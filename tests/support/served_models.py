@@ -14,7 +14,7 @@ import torch
 from minhub_py import generate, save_pretrained
 from minhub_py.chat.templates import chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream, read_tokenizer
-from minhub_py.pretrained import from_pretrained
+from minhub_py.loading.pretrained import from_pretrained
 from minhub_py.serve.catalog import Models
 from minhub_py.serve.engine import Engine
 from minhub_py.serve.models import ServedModel

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
 from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
-from minhub_py.adapters.config import read_config
+from minhub_py.loading.adapters.config import read_config
 from minhub_py.checkpoints.storage import read_object
 from minhub_py.cli.main import main
 
@@ -88,8 +88,8 @@ def test_the_head_of_a_tied_model_is_trained(tmp_path: Path, text: Path) -> None
 
 def test_a_trained_copy_of_an_adapter_is_trained_further(tmp_path: Path) -> None:
     """The head is not frozen: the loss of examples has its gradient."""
-    from minhub_py.adapters.attach import attach, new_adapter, save_adapter
-    from minhub_py.adapters.config import AdapterConfig
+    from minhub_py.loading.adapters.attach import attach, new_adapter, save_adapter
+    from minhub_py.loading.adapters.config import AdapterConfig
 
     base = from_pretrained(START)
     config = AdapterConfig(r=2, target_modules=("c_attn",), modules_to_save=("lm_head",), base_model_name_or_path=START)
@@ -125,9 +125,9 @@ def test_the_command_trains_an_adapter(tmp_path: Path, text: Path) -> None:
 
 def test_gradients_over_quantized_weights_are_exact() -> None:
     """Compared with a float model that has the unpacked weights."""
-    from minhub_py.adapters.attach import attach, new_adapter, replace_module
-    from minhub_py.adapters.config import AdapterConfig
-    from minhub_py.adapters.merge import copy_structure
+    from minhub_py.loading.adapters.attach import attach, new_adapter, replace_module
+    from minhub_py.loading.adapters.config import AdapterConfig
+    from minhub_py.loading.adapters.merge import copy_structure
     from minhub_py.inference.quantize import QuantizedLinear
 
     for kind in ("int8", "nf4"):

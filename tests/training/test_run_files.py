@@ -33,7 +33,7 @@ from training_runs import (
 )
 
 from minhub_py import from_pretrained, generate, resume, save_pretrained, train
-from minhub_py.inspection import verify
+from minhub_py.loading.inspection import verify
 from minhub_py.training import summary
 
 # --- Missing and corrupt files

@@ -15,7 +15,7 @@ from torch import Tensor
 from training_runs import FAMILY_NAMES, TEXT, TINY, Notes, contents, held_out_losses, ids_of, same, steps, verses
 
 from minhub_py import from_pretrained, resume, train
-from minhub_py.registry import ARCHITECTURES
+from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.training import Run
 from minhub_py.training.data import Corpus, DataLoader
 

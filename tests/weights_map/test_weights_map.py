@@ -20,8 +20,8 @@ from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.export.convert import convert
 from minhub_py.models.skeleton import skeleton
-from minhub_py.pretrained import from_pretrained, save_pretrained
-from minhub_py.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
+from minhub_py.loading.pretrained import from_pretrained, save_pretrained
+from minhub_py.models.registry import ARCHITECTURES, ENTRIES, Architecture, Entry, Training, preset
 from weights_map.conversion import Mapped, check_shapes
 from weights_map.engine import (
     Row,

@@ -400,7 +400,7 @@ class Program(Weights):
     def logits(self, step: Logits) -> Operation:
         operation = self.product(KINDS["logits"], step.layer, step.bias)
         operation.logits = LogitsParameters(scale=step.scale, cap=step.softcap or 0)
-        operation.weight.int8_inputs = 0  # rounding matters most in the last product (tests/benchmarks/rounding.py)
+        operation.weight.int8_inputs = 0  # rounding matters most in the last product (benchmarks/rounding.py)
         return operation
 
     def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:

@@ -1,0 +1,85 @@
+"""The adapters of a model that is loaded: their folders, and their base."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minhub_py.loading.adapters.attach import attach
+from minhub_py.loading.adapters.files import CONFIG, PICKLE, WEIGHTS
+from minhub_py.loading.adapters.fit import read_adapter
+from minhub_py.loading.adapters.heads import base_of
+from minhub_py.loading.adapters.mlx import WEIGHTS as MLX_WEIGHTS
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.storage import read_object
+from minhub_py.inference.arguments import check_path
+from minhub_py.models.base import LanguageModel
+
+AdapterSource = str | os.PathLike[str]
+DEFAULT_ADAPTER = "default"  # name of an adapter that is loaded alone
+
+
+def adapter_folders(
+    adapter: AdapterSource | Mapping[str, AdapterSource] | None,
+    *,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> dict[str, Path]:
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`.
+
+    TypeError: `adapter` has another type.
+    """
+    if adapter is None:
+        return {}
+    if not isinstance(adapter, str | os.PathLike | Mapping):
+        raise TypeError(f"adapter must be a folder, a Hub repository, or a dict of them by name, not {adapter!r}: pass "
+                        "the folder of a run, run.folder")  # fmt: skip
+    named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
+    folders = {}
+    for name, source in named.items():
+        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
+        folders[name] = fetch(identifier, revision or "main", token=token, local_files_only=local_files_only)
+    return folders
+
+
+def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> Path:
+    """The local folder of an adapter, downloaded if necessary. Raises the errors of `hub.fetch`."""
+    missing: list[FileNotFoundError] = []
+    for weights in (WEIGHTS, PICKLE, MLX_WEIGHTS):
+        try:
+            return hub.fetch(identifier, revision, files=(CONFIG, weights), **access)
+        except FileNotFoundError as error:
+            missing.append(error)
+    raise missing[0]
+
+
+def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
+    """The folder, if the identifier is a local folder with an adapter but without a model."""
+    check_path("the model", identifier)
+    folder = Path(os.path.expanduser(os.fspath(identifier)))
+    return folder if (folder / CONFIG).is_file() and not (folder / "config.json").exists() else None
+
+
+def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
+    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not name its base."""
+    if (folder := local_adapter(identifier)) is None:
+        return None
+    values = read_object(folder / CONFIG)
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
+    return base, values.get("revision") or "main", folder
+
+
+def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
+    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
+    if folders:
+        model.adapters = {name: with_adapter(model, path) for name, path in folders.items()}
+
+
+def with_adapter(model: LanguageModel, folder: Path) -> LanguageModel:
+    """A view of `model` with the adapter in a folder, and with its classification head. Raises as `read_adapter`."""
+    base = base_of(folder, model)
+    view = attach(base, read_adapter(folder, base))
+    view._base = (model,)  # with its own head
+    return view
