@@ -1,11 +1,14 @@
-"""Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the package.
+"""Compiles the C decoder, minhub_py/inference/native; pyproject.toml describes the rest of the
+package.
 
-The decoder is a plain shared library that does not use Python's C API, so one wheel per platform serves every version
-of Python. Its files are compiled in parallel. Without a working C compiler, pip installs ziglang for the build.
+The decoder is a plain shared library that does not use Python's C API, so one wheel per platform
+serves every version of Python. Its files are compiled in parallel. Without a working C compiler,
+pip installs ziglang for the build.
 
-    CC                  the command of the compiler; otherwise the first of cc, clang and gcc that works, then ziglang
-    MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make wheels)
-    MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch alone
+    CC                  the command of the compiler; otherwise the first of cc, clang and gcc that
+    works, then ziglang MINHUB_PLATFORM     cross-compile for one of TARGETS with ziglang (make
+    wheels) MINHUB_NO_DECODER   any value: compile nothing; the package then computes with PyTorch
+    alone
 """
 
 import os
@@ -40,7 +43,9 @@ WINDOWS = PLATFORM.startswith("win") if PLATFORM else sys.platform == "win32"
 
 
 ZIGLANG = "ziglang~=0.17.1"  # the release of constraints.txt
-PROGRAM = "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
+PROGRAM = (
+    "#include <math.h>\n#include <pthread.h>\nint main(void) { return pthread_self() == 0; }\n"
+)
 
 
 def works(command: list[str]) -> bool:
@@ -56,7 +61,8 @@ def system_compiler() -> list[str] | None:
     """The command in CC, or of the first C compiler on the PATH that works, or None."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
-    # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does not provide.
+    # Not GCC on Windows: its code requires a stack aligned for wide registers, which Windows does
+    # not provide.
     paths = map(shutil.which, ("clang",) if WINDOWS else ("cc", "clang", "gcc"))
     return next(([path] for path in paths if path and works([path])), None)
 
@@ -66,13 +72,14 @@ def compiler() -> list[str]:
     ziglang = [sys.executable, "-m", "ziglang", "cc"]
     if PLATFORM:
         return [*ziglang, "-target", TARGETS[PLATFORM]]
-    # By default ziglang compiles for the processor of this machine; the decoder selects its kernels when it is loaded.
+    # By default ziglang compiles for the processor of this machine; the decoder selects its kernels
+    # when it is loaded.
     return system_compiler() or [*ziglang, "-mcpu=baseline"]
 
 
 def fusing(command: list[str]) -> list[str]:
-    """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one token and several
-    tokens differ in the last bits. Other compilers follow the source.
+    """Flags that make GCC fuse every product with its sum: some of its tunings do not, and then one
+    token and several tokens differ in the last bits. Other compilers follow the source.
     """
     preprocess = [*command, "-dM", "-E", "-x", "c", os.devnull]
     macros = subprocess.run(preprocess, capture_output=True, text=True, check=False).stdout
@@ -90,13 +97,16 @@ class BuildLibrary(build_ext):
     """Compiles the library without the flags that Python uses for extension modules."""
 
     def run(self) -> None:
-        """Without the decoder the package is ten times slower on a CPU, so that a failed compilation is an error."""
+        """Without the decoder the package is ten times slower on a CPU, so that a failed
+        compilation is an error.
+        """
         try:
             super().run()
         except CompileError as error:
             sys.exit(
-                f"error: the C decoder of minhub_py was not compiled ({error}): install a C compiler (Debian: apt-get "
-                "install gcc libc6-dev), or set MINHUB_NO_DECODER=1 to install the package without its decoder"
+                f"error: the C decoder of minhub_py was not compiled ({error}): install a C"
+                " compiler (Debian: apt-get install gcc libc6-dev), or set MINHUB_NO_DECODER=1 to"
+                " install the package without its decoder"
             )
 
     def build_extension(self, ext: Extension) -> None:
@@ -104,14 +114,22 @@ class BuildLibrary(build_ext):
         self.mkpath(os.path.dirname(output))
         self.mkpath(self.build_temp)
         library = os.path.join(self.build_temp, os.path.basename(output))
-        objects = {source: os.path.join(self.build_temp, f"{Path(source).stem}.o") for source in ext.sources}
+        objects = {
+            source: os.path.join(self.build_temp, f"{Path(source).stem}.o")
+            for source in ext.sources
+        }
         position_independent = [] if WINDOWS else ["-fPIC"]
         system = ["-s"] if WINDOWS else ["-pthread", "-lm"]
         command = compiler()
         try:
             flags = [*FLAGS, *fusing(command), *position_independent]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(lambda source: run([*command, *flags, "-c", source, "-o", objects[source]]), ext.sources))
+                list(
+                    pool.map(
+                        lambda source: run([*command, *flags, "-c", source, "-o", objects[source]]),
+                        ext.sources,
+                    )
+                )
             run([*command, "-shared", *objects.values(), *system, "-o", library])
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(str(error)) from error
@@ -139,6 +157,7 @@ compiled = not os.environ.get("MINHUB_NO_DECODER")
 setup(
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
     ext_modules=[decoder] if compiled else [],
-    # pip installs it for the build. In pyproject.toml it would be downloaded where a compiler exists, too (90 MB).
+    # pip installs it for the build. In pyproject.toml it would be downloaded where a compiler
+    # exists, too (90 MB).
     setup_requires=[ZIGLANG] if compiled and not PLATFORM and system_compiler() is None else [],
 )

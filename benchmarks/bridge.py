@@ -1,8 +1,10 @@
-"""Overhead of the R bridge: calls from R compared with the same calls in Python, interleaved in one run.
+"""Overhead of the R bridge: calls from R compared with the same calls in Python, interleaved in one
+run.
 
     python benchmarks/bridge.py
 
-An R session waits for commands on its standard input, so that the two measurements of a pair are close in time.
+An R session waits for commands on its standard input, so that the two measurements of a pair are
+close in time.
 """
 
 import os
@@ -18,7 +20,14 @@ from typing import Any
 import torch
 from machine import announce
 
-from minhub_py import from_pretrained, generate, gpt2, save_pretrained, stream, tokenizer_from_pretrained
+from minhub_py import (
+    from_pretrained,
+    generate,
+    gpt2,
+    save_pretrained,
+    stream,
+    tokenizer_from_pretrained,
+)
 from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream
 
 ROOT = Path(__file__).parents[1]
@@ -74,19 +83,34 @@ def clock(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(name: str, python: Callable[[], Any], r: Callable[[], float], count: int = PAIRS) -> None:
+def compare(
+    name: str, python: Callable[[], Any], r: Callable[[], float], count: int = PAIRS
+) -> None:
     """Print the medians of Python and R, and the median ratio of Python's time to R's."""
     pairs = [(clock(python), r()) for _ in range(count)]
     share = statistics.median(p / q for p, q in pairs)
     ours, reference = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"{name:<58} Python {ours:8.3f} s   R {reference:8.3f} s   R's speed of Python's {share:6.1%}")
+    print(
+        f"{name:<58} Python {ours:8.3f} s   R {reference:8.3f} s   R's speed of Python's"
+        f" {share:6.1%}"
+    )
 
 
 def main() -> None:
     """Run all comparisons."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["R", "CMD", "INSTALL", "--no-docs", f"--library={folder}", ROOT / "r_bridge" / "minhubpy"],
-                       check=True, capture_output=True)  # fmt: skip
+        subprocess.run(
+            [
+                "R",
+                "CMD",
+                "INSTALL",
+                "--no-docs",
+                f"--library={folder}",
+                ROOT / "r_bridge" / "minhubpy",
+            ],
+            check=True,
+            capture_output=True,
+        )
         start_up(folder)
         r = RSession(folder)
         calls(r)
@@ -104,15 +128,21 @@ def start_up(library: str) -> None:
             t0 <- proc.time()[[3]]; library(minhubpy); t1 <- proc.time()[[3]]
             invisible(minhubpy:::ask('warm_up')); cat(t1 - t0, proc.time()[[3]] - t1)
         """
-        run = subprocess.run(["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            ["Rscript", "-e", code], env=environment, capture_output=True, text=True, check=True
+        )
         seconds = [float(number) for number in run.stdout.split()]
         loaded.append(seconds[0])
         first.append(seconds[1])
-        imported.append(clock(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True)))
+        imported.append(
+            clock(lambda: subprocess.run([sys.executable, "-c", "import torch"], check=True))
+        )
     print(f"library(minhubpy): {statistics.median(loaded):.3f} s")
-    print(f"first call, torch imported: {statistics.median(first):.2f} s; python -c 'import torch': "
-          f"{statistics.median(imported):.2f} s; more by {statistics.median(map(float.__sub__, first, imported)):.2f} s"
-          )  # fmt: skip
+    print(
+        f"first call, torch imported: {statistics.median(first):.2f} s; python -c 'import torch':"
+        f" {statistics.median(imported):.2f} s; more by"
+        f" {statistics.median(map(float.__sub__, first, imported)):.2f} s"
+    )
 
 
 def calls(r: RSession) -> None:
@@ -123,7 +153,9 @@ def calls(r: RSession) -> None:
 
 
 def arrays(r: RSession, folder: Path) -> None:
-    """Time to convert logits (1, 1024, 50257) to an R array, for a model that computes them almost instantly."""
+    """Time to convert logits (1, 1024, 50257) to an R array, for a model that computes them almost
+    instantly.
+    """
     torch.manual_seed(0)
     model = gpt2(n_layer=1, n_head=1, n_embd=16).eval()
     save_pretrained(model, folder / "thin")
@@ -135,8 +167,10 @@ def arrays(r: RSession, folder: Path) -> None:
         with torch.inference_mode():
             ours = clock(lambda: model(ids))
         speeds.append(megabytes / (r.time("logits <- thin(0:1023); rm(logits)") - ours))
-    print(f"logits (1, 1024, 50257) to an R array: {statistics.median(speeds):.0f} MB/s of float32, "
-          f"from {min(speeds):.0f} to {max(speeds):.0f}")  # fmt: skip
+    print(
+        f"logits (1, 1024, 50257) to an R array: {statistics.median(speeds):.0f} MB/s of float32, "
+        f"from {min(speeds):.0f} to {max(speeds):.0f}"
+    )
 
 
 def texts(r: RSession) -> None:
@@ -147,23 +181,41 @@ def texts(r: RSession) -> None:
     r.time(f"tok <- tokenizer_from_pretrained('{SHARED / 'gpt2-tokenizer'}')")
     r.time(f"lines <- rep(readLines('{SHARED / 'tiny-shakespeare' / 'input.txt'}'), 9)")
     name = f"encode_batch, {len(text) / 1e6:.0f} MB in {len(lines):,} lines"
-    compare(name, lambda: tokenizer.encode_batch(lines), lambda: r.time("ids <- tok$encode_batch(lines)"))
+    compare(
+        name,
+        lambda: tokenizer.encode_batch(lines),
+        lambda: r.time("ids <- tok$encode_batch(lines)"),
+    )
     rows = [encoding.ids for encoding in tokenizer.encode_batch(lines)]
     r.time("rows <- lapply(ids, function(one) one$ids)")
-    compare("decode_batch of the same", lambda: tokenizer.decode_batch(rows), lambda: r.time("tok$decode_batch(rows)"))
+    compare(
+        "decode_batch of the same",
+        lambda: tokenizer.decode_batch(rows),
+        lambda: r.time("tok$decode_batch(rows)"),
+    )
 
 
 def generation(r: RSession, folder: Path) -> None:
-    """Compare generation with GPT-2 124M, and with a built-in model, which is so fast that the overhead shows."""
+    """Compare generation with GPT-2 124M, and with a built-in model, which is so fast that the
+    overhead shows.
+    """
     torch.manual_seed(0)
-    save_pretrained(gpt2(), folder / "gpt2", tokenizer_from_pretrained(str(SHARED / "gpt2-tokenizer")))
+    save_pretrained(
+        gpt2(), folder / "gpt2", tokenizer_from_pretrained(str(SHARED / "gpt2-tokenizer"))
+    )
     prompt = "All the world's a stage, and all the men and women merely players. " * 2
-    for name, identifier in (("124M", str(folder / "gpt2")), ("built-in", "minhub/shakespeare-gpt2")):
+    for name, identifier in (
+        ("124M", str(folder / "gpt2")),
+        ("built-in", "minhub/shakespeare-gpt2"),
+    ):
         model, tokenizer = from_pretrained(identifier), tokenizer_from_pretrained(identifier)
         ids = tokenizer.encode(prompt).ids[:32]
         settings = {"max_new_tokens": NEW, "temperature": 0, "eos_id": None}
         r.time(f"model <- from_pretrained('{identifier}')")
-        call = f"generate(model, c({', '.join(f'{id}L' for id in ids)}), {NEW}, temperature = 0, eos_id = NULL)"
+        call = (
+            f"generate(model, c({', '.join(f'{id}L' for id in ids)}), {NEW}, temperature = 0,"
+            " eos_id = NULL)"
+        )
         r.time(call)
         generate(model, [ids], **settings)
         compare(
@@ -173,7 +225,8 @@ def generation(r: RSession, folder: Path) -> None:
             MANY_PAIRS,
         )
         streamed = (
-            f"generate(model, '{tokenizer.decode(ids)}', {NEW}, temperature = 0, eos_id = NULL, stream = identity)"
+            f"generate(model, '{tokenizer.decode(ids)}', {NEW}, temperature = 0, eos_id = NULL,"
+            " stream = identity)"
         )
         streamed = streamed.replace("world's", "world\\'s")
         compare(

@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/convert.py [--layers 65] [--folder FOLDER]
 
-Writes a GPT-2 of 65 layers (2.0 GB of float32, in shards of 450 MB) to a temporary folder, and converts it to native
-layout, back to Hub layout, and to bfloat16, each in a new process. The time includes reading (from the page cache, as
-the files are new), writing and fsync. Memory is the peak of resident memory minus that after the imports. Needs 6 GB
-of disk space.
+Writes a GPT-2 of 65 layers (2.0 GB of float32, in shards of 450 MB) to a temporary folder, and
+converts it to native layout, back to Hub layout, and to bfloat16, each in a new process. The time
+includes reading (from the page cache, as the files are new), writing and fsync. Memory is the peak
+of resident memory minus that after the imports. Needs 6 GB of disk space.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from torch import Tensor
 
 import weights_map
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.models.skeleton import skeleton
 from minhub_py.models.registry import ARCHITECTURES
+from minhub_py.models.skeleton import skeleton
 
 SHARD = 450 * 10**6
 RUN = """
@@ -53,7 +53,9 @@ class Drawn(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shapes[name].shape
-        return self.block.repeat(-(-shape.numel() // self.block.numel()))[: shape.numel()].view(shape)
+        return self.block.repeat(-(-shape.numel() // self.block.numel()))[: shape.numel()].view(
+            shape
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -63,12 +65,20 @@ class Drawn(Mapping[str, Tensor]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=65)
-    parser.add_argument("--folder", type=Path, help="where to put the files (default: the system's temporary folder)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where to put the files (default: the system's temporary folder)",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
-        hub, native, back, half = (Path(scratch) / name for name in ("hub", "native", "back", "half"))
+        hub, native, back, half = (
+            Path(scratch) / name for name in ("hub", "native", "back", "half")
+        )
         family = ARCHITECTURES["gpt2"]
         config = family.Config(n_layer=arguments.layers)
         shapes = weights_map.to_hub("gpt2", skeleton(family.Model, config).state_dict())
@@ -83,10 +93,13 @@ def report(what: str, source: Path, out: Path, to: str, dtype: str) -> None:
     command = [sys.executable, "-c", RUN, str(source), str(out), to, dtype, str(SHARD)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     seconds, memory = json.loads(output.splitlines()[-1])
-    read, written = (sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in (source, out))
+    read, written = (
+        sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for folder in (source, out)
+    )
     print(
-        f"{what:22}{read / 1e9:>7.2f} GB{written / 1e9:>8.2f} GB{seconds:>7.1f} s{read / 1e9 / seconds:>8.2f} GB/s"
-        f"{memory:>11.0f} MB"
+        f"{what:22}{read / 1e9:>7.2f} GB{written / 1e9:>8.2f} GB{seconds:>7.1f}"
+        f" s{read / 1e9 / seconds:>8.2f} GB/s{memory:>11.0f} MB"
     )
 
 

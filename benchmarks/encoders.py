@@ -1,12 +1,15 @@
-"""Text embeddings compared with other libraries: MiniLM-L6's and bert-base's sizes, long and short texts, interleaved.
+"""Text embeddings compared with other libraries: MiniLM-L6's and bert-base's sizes, long and short
+texts, interleaved.
 
-    python benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size minilm]
+    python benchmarks/encoders.py CHECKPOINT [--threads 2] [--rounds 3] [--texts 1000] [--size
+    minilm]
 
-CHECKPOINT is the folder of all-MiniLM-L6-v2, whose tokenizer and pooling all libraries use. bert-base has random
-weights. A library that is not installed is left out. Each library has its own process; a round measures each of them
-once, in another order, and they are stopped meanwhile. Reported are tokens per CPU second, with the threads' waiting,
-because other programs change the elapsed time more than the CPU time: the median of the rounds. Tokens are counted
-once, with the special tokens, and without padding.
+CHECKPOINT is the folder of all-MiniLM-L6-v2, whose tokenizer and pooling all libraries use.
+bert-base has random weights. A library that is not installed is left out. Each library has its own
+process; a round measures each of them once, in another order, and they are stopped meanwhile.
+Reported are tokens per CPU second, with the threads' waiting, because other programs change the
+elapsed time more than the CPU time: the median of the rounds. Tokens are counted once, with the
+special tokens, and without padding.
 """
 
 import argparse
@@ -31,7 +34,11 @@ FLOAT, INT8 = "float32", "int8"
 def texts_of(tokenizer: Tokenizer, lengths: list[int], seed: int) -> list[str]:
     """Texts of whole words with these numbers of tokens, including two special tokens."""
     draw = random.Random(seed)
-    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+    words = sorted(
+        word
+        for word in tokenizer.get_vocab()
+        if word.isascii() and word.isalpha() and len(word) > 2
+    )
     texts = [" ".join(draw.choices(words, k=length - 2)) for length in lengths]
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     if counts != lengths:
@@ -59,7 +66,11 @@ def engines(folder: Path, parent: Path, size: str) -> dict[str, tuple[str, str, 
     result: dict[str, tuple[str, str, dict[str, Any]]] = {
         "minhub_py float32": ("Minhub", FLOAT, {}),
         "minhub_py int8": ("Minhub", INT8, {"quantize": "int8"}),
-        "minhub_py int8, 8-bit activations": ("Minhub", INT8, {"quantize": "int8", "dtype": "bfloat16"}),
+        "minhub_py int8, 8-bit activations": (
+            "Minhub",
+            INT8,
+            {"quantize": "int8", "dtype": "bfloat16"},
+        ),
         "sentence-transformers": ("SentenceTransformers", FLOAT, {}),
     }
     export = Worker("embedders:Export", {}, 2)
@@ -68,7 +79,11 @@ def engines(folder: Path, parent: Path, size: str) -> dict[str, tuple[str, str, 
         files = {}
         for name, method, arguments in (
             ("onnx", "onnx", {"folder": str(folder), "file": str(parent / f"{size}.onnx")}),
-            ("int8", "onnx_int8", {"file": str(parent / f"{size}.onnx"), "result": str(parent / f"{size}-int8.onnx")}),
+            (
+                "int8",
+                "onnx_int8",
+                {"file": str(parent / f"{size}.onnx"), "result": str(parent / f"{size}-int8.onnx")},
+            ),
             ("ct2", "ctranslate2", {"folder": str(folder), "result": str(parent / f"{size}-ct2")}),
         ):
             try:
@@ -83,17 +98,32 @@ def engines(folder: Path, parent: Path, size: str) -> dict[str, tuple[str, str, 
     if "int8" in files:
         result["ONNX Runtime int8"] = ("ONNXRuntime", INT8, {"file": files["int8"]})
     if "ct2" in files:
-        result["CTranslate2 float32"] = ("CTranslate2", FLOAT, {"file": files["ct2"], "compute_type": "float32"})
-        result["CTranslate2 int8"] = ("CTranslate2", INT8, {"file": files["ct2"], "compute_type": "int8"})
+        result["CTranslate2 float32"] = (
+            "CTranslate2",
+            FLOAT,
+            {"file": files["ct2"], "compute_type": "float32"},
+        )
+        result["CTranslate2 int8"] = (
+            "CTranslate2",
+            INT8,
+            {"file": files["ct2"], "compute_type": "int8"},
+        )
     return result
 
 
 def measure(
-    size: str, name: str, texts: list[str], batch: int, args: argparse.Namespace, folder: Path,
+    size: str,
+    name: str,
+    texts: list[str],
+    batch: int,
+    args: argparse.Namespace,
+    folder: Path,
     libraries: dict[str, tuple[str, str, dict[str, Any]]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Tokens per CPU second of each library, and the cosine with the first one."""
-    tokens = sum(len(e.ids) for e in tokenizer_from_pretrained(str(args.checkpoint)).encode_batch(texts))
+    tokens = sum(
+        len(e.ids) for e in tokenizer_from_pretrained(str(args.checkpoint)).encode_batch(texts)
+    )
     workers: dict[str, Worker] = {}
     times: dict[str, list[dict[str, float]]] = {}
     cosines: dict[str, float] = {}
@@ -101,7 +131,9 @@ def measure(
         first = None
         for library, (engine, _, options) in libraries.items():
             batches = {} if engine in ("Minhub", "SentenceTransformers") else {"batch": batch}
-            worker = Worker(f"embedders:{engine}", {"folder": str(folder), **options, **batches}, args.threads)
+            worker = Worker(
+                f"embedders:{engine}", {"folder": str(folder), **options, **batches}, args.threads
+            )
             try:
                 worker.ready()
                 vectors = torch.tensor(worker.ask("sample", texts=texts[:16]))
@@ -121,24 +153,54 @@ def measure(
     finally:
         for worker in workers.values():
             worker.close()
-    rates = {library: statistics.median(tokens / row["cpu"] for row in rows) for library, rows in times.items()}
-    elapsed = {library: tokens / min(row["elapsed"] for row in rows) for library, rows in times.items()}
-    print(f"\n{size}, {name}: {len(texts)} texts, {tokens} tokens, {args.threads} threads, {args.rounds} rounds\n")
-    print("| library | tokens per CPU second | × sentence-transformers | × best other | best tokens/s | min. cosine |")
+    rates = {
+        library: statistics.median(tokens / row["cpu"] for row in rows)
+        for library, rows in times.items()
+    }
+    elapsed = {
+        library: tokens / min(row["elapsed"] for row in rows) for library, rows in times.items()
+    }
+    print(
+        f"\n{size}, {name}: {len(texts)} texts, {tokens} tokens, {args.threads} threads,"
+        f" {args.rounds} rounds\n"
+    )
+    print(
+        "| library | tokens per CPU second | × sentence-transformers | × best other | best tokens/s"
+        " | min. cosine |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for library, rate in rates.items():
         weights = libraries[library][1]
-        others = [r for o, r in rates.items() if libraries[o][1] == weights and not o.startswith("minhub_py")]
+        others = [
+            r
+            for o, r in rates.items()
+            if libraries[o][1] == weights and not o.startswith("minhub_py")
+        ]
         base = rates.get("sentence-transformers")
-        ratios = [f"{rate / base:.2f}" if base else "-", f"{rate / max(others):.2f}" if others else "-"]
-        print(f"| {library} | {rate:,.0f} | {ratios[0]} | {ratios[1]} | {elapsed[library]:,.0f} "
-              f"| {cosines[library]:.6f} |", flush=True)  # fmt: skip
-    return {"size": size, "texts": name, "tokens": tokens, "rates": rates, "elapsed": elapsed, "times": times}
+        ratios = [
+            f"{rate / base:.2f}" if base else "-",
+            f"{rate / max(others):.2f}" if others else "-",
+        ]
+        print(
+            f"| {library} | {rate:,.0f} | {ratios[0]} | {ratios[1]} | {elapsed[library]:,.0f} "
+            f"| {cosines[library]:.6f} |",
+            flush=True,
+        )
+    return {
+        "size": size,
+        "texts": name,
+        "tokens": tokens,
+        "rates": rates,
+        "elapsed": elapsed,
+        "times": times,
+    }
 
 
 def main() -> None:
     """Print a table for each size and set of texts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -149,7 +211,10 @@ def main() -> None:
     args = parser.parse_args()
     tokenizer, results = tokenizer_from_pretrained(str(args.checkpoint)), []
     draw = random.Random(1)
-    sets = {"5 to 200 tokens": ([draw.randint(5, 200) for _ in range(args.texts)], 8), "20 tokens": ([20] * 32, 32)}
+    sets = {
+        "5 to 200 tokens": ([draw.randint(5, 200) for _ in range(args.texts)], 8),
+        "20 tokens": ([20] * 32, 32),
+    }
     with tempfile.TemporaryDirectory() as parent:
         for size in args.size or ["minilm", "bert-base"]:
             folder = folder_of(size, args.checkpoint, Path(parent))
@@ -158,7 +223,9 @@ def main() -> None:
                 if args.only not in (None, name):
                     continue
                 texts = texts_of(tokenizer, lengths, len(lengths))
-                repeated = argparse.Namespace(**{**vars(args), "rounds": args.rounds * (5 if batch == 32 else 1)})
+                repeated = argparse.Namespace(
+                    **{**vars(args), "rounds": args.rounds * (5 if batch == 32 else 1)}
+                )
                 results.append(measure(size, name, texts, batch, repeated, folder, libraries))
                 if args.json:
                     args.json.write_text(json.dumps(results))

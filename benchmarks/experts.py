@@ -1,11 +1,12 @@
 """GGUF files of random blocks in published shapes, compared with llama.cpp: decoding and prompts.
 
-    python benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE: Q4_K_M, Q8_0, ...
-    python benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs llama-cpp-python)
+    python benchmarks/experts.py write FILE.gguf SHAPE TYPE       SHAPE: a key of SHAPES; TYPE:
+    Q4_K_M, Q8_0, ... python benchmarks/experts.py compare FILE.gguf [THREADS...]   (needs
+    llama-cpp-python)
 
-Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two sides alternate, each
-in a separate process; the fastest of ROUNDS rounds counts, as machines are noisy. With one thread, seconds are CPU
-seconds, which other processes change less.
+Prints tokens per second: of a prompt of 256 tokens, and of decoding 32 tokens after it. The two
+sides alternate, each in a separate process; the fastest of ROUNDS rounds counts, as machines are
+noisy. With one thread, seconds are CPU seconds, which other processes change less.
 """
 
 import sys
@@ -17,8 +18,8 @@ from machine import announce
 
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 
-# Architecture, layers, width, inner width of MLPs or experts, experts, selected experts, query and KV heads, head size,
-# vocabulary.
+# Architecture, layers, width, inner width of MLPs or experts, experts, selected experts, query and
+# KV heads, head size, vocabulary.
 SHAPES = {
     "qwen3-30b-a3b-8-layers": ("qwen3moe", 8, 2048, 768, 128, 8, 32, 4, 128, 151936),
     "smollm2-135m": ("llama", 30, 576, 1536, 0, 0, 9, 3, 64, 49152),
@@ -27,7 +28,9 @@ PROMPT, NEW, ROUNDS = 256, 32, 7
 
 
 def write(path: str, shape: str, kind: str) -> None:
-    """Write the file: random blocks whose scales keep the size of activations. kind: a type, or a mix of types."""
+    """Write the file: random blocks whose scales keep the size of activations. kind: a type, or a
+    mix of types.
+    """
     import gguf  # type: ignore[import-not-found,unused-ignore]
 
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
@@ -37,12 +40,22 @@ def write(path: str, shape: str, kind: str) -> None:
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=False)
     writer.add_tokenizer_model("none")
     settings = {
-        "vocab_size": V, "context_length": 8192, "embedding_length": C, "block_count": layers,
-        "feed_forward_length": inner, "attention.head_count": H, "attention.head_count_kv": G,
-    }  # fmt: skip
+        "vocab_size": V,
+        "context_length": 8192,
+        "embedding_length": C,
+        "block_count": layers,
+        "feed_forward_length": inner,
+        "attention.head_count": H,
+        "attention.head_count_kv": G,
+    }
     if E:
-        settings |= {"expert_feed_forward_length": inner, "expert_count": E, "expert_used_count": top,
-                     "attention.key_length": D, "attention.value_length": D}  # fmt: skip
+        settings |= {
+            "expert_feed_forward_length": inner,
+            "expert_count": E,
+            "expert_used_count": top,
+            "attention.key_length": D,
+            "attention.value_length": D,
+        }
     else:
         settings["rope.dimension_count"] = D
     for name, value in settings.items():
@@ -52,7 +65,9 @@ def write(path: str, shape: str, kind: str) -> None:
     generator = np.random.default_rng(0)
 
     def matrix(name: str, *sizes: int) -> None:
-        chosen = type_in_mix(name.replace("_exps", ""), kind, layers, not E) if kind in MIXES else kind
+        chosen = (
+            type_in_mix(name.replace("_exps", ""), kind, layers, not E) if kind in MIXES else kind
+        )
         if sizes[-1] % 256:
             chosen = FALLBACKS.get(chosen, chosen)
         type_ = gguf.GGMLQuantizationType[chosen]
@@ -109,8 +124,15 @@ def compare(path: str, threads: int) -> None:
         workers[name].close()
         prompt = min(by_new[1])
         speeds.append((NEW / (min(by_new[NEW + 1]) - prompt), PROMPT / prompt))
-        print(f"{Path(path).name}, {threads} threads, {name}: decoding {speeds[-1][0]:.1f}, prompt {speeds[-1][1]:.1f}")
-    print(f"ratio: decoding {speeds[0][0] / speeds[1][0]:.2f}, prompt {speeds[0][1] / speeds[1][1]:.2f}", flush=True)
+        print(
+            f"{Path(path).name}, {threads} threads, {name}: decoding {speeds[-1][0]:.1f}, prompt"
+            f" {speeds[-1][1]:.1f}"
+        )
+    print(
+        f"ratio: decoding {speeds[0][0] / speeds[1][0]:.2f}, prompt"
+        f" {speeds[0][1] / speeds[1][1]:.2f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

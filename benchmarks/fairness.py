@@ -1,15 +1,17 @@
-"""Requests of ordinary clients while one client of 64 is hostile: how many steps of the model they take.
+"""Requests of ordinary clients while one client of 64 is hostile: how many steps of the model they
+take.
 
     python benchmarks/fairness.py [--seconds 120] [--clients 64] [--rows 16] [--requests 7]
 
-The hostile client repeats `--requests` requests at the same time, of one kind after the other: long prompts, expensive
-schemas, token texts of a long text, bodies of 490,000 values, names of 7 MB. Windows with and without it alternate.
-Prints for each kind the mean number of steps from sending a request to its complete response, and its ratio to the
-windows without; in addition the ratio of seconds, which is meaningful on an idle machine only. The status is 1 if a
-request of an ordinary client fails, or if a ratio of steps exceeds 2.
+The hostile client repeats `--requests` requests at the same time, of one kind after the other: long
+prompts, expensive schemas, token texts of a long text, bodies of 490,000 values, names of 7 MB.
+Windows with and without it alternate. Prints for each kind the mean number of steps from sending a
+request to its complete response, and its ratio to the windows without; in addition the ratio of
+seconds, which is meaningful on an idle machine only. The status is 1 if a request of an ordinary
+client fails, or if a ratio of steps exceeds 2.
 
-The server, a model of random weights, and the clients run in this process, so that clients can read the number of
-steps.
+The server, a model of random weights, and the clients run in this process, so that clients can read
+the number of steps.
 """
 
 import argparse
@@ -38,7 +40,10 @@ from minhub_py.serve.run import BackgroundServer
 from minhub_py.serve.server import Server
 
 VOCABULARY, CONTEXT, NEW = 8_000, 1_024, 8
-PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}}}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+}
 Body = tuple[str, bytes]  # path, content
 Windows = Iterator[tuple[str, "Window"]]
 
@@ -68,9 +73,14 @@ def served_model(rows: int) -> ServedModel:
         token = "".join(chance.choices("abcdefghijklmnopqrstuvwxyzĠ", k=chance.randrange(2, 9)))
         vocabulary.setdefault(token, len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     torch.manual_seed(0)
-    model = gpt2(vocab_size=VOCABULARY, n_embd=192, n_layer=6, n_head=6, n_positions=CONTEXT, eos_token_id=0)
+    model = gpt2(
+        vocab_size=VOCABULARY, n_embd=192, n_layer=6, n_head=6, n_positions=CONTEXT, eos_token_id=0
+    )
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder, tokenizer)
         loaded, template = from_pretrained(folder), chat_template_of(Path(folder), tokenizer)
@@ -82,7 +92,9 @@ def hostile_bodies() -> dict[str, Callable[[random.Random], Body]]:
     """The ways of a hostile client: a new request of each."""
     text = "word " * 20_000
     values = json.dumps({"prompt": [7] * 490_000}).encode()
-    nested = json.dumps({"prompt": "a", "logit_bias": {str(number): 0 for number in range(45_000)}}).encode()
+    nested = json.dumps(
+        {"prompt": "a", "logit_bias": {str(number): 0 for number in range(45_000)}}
+    ).encode()
     name = json.dumps({"model": "x" * 7_000_000, "prompt": "a"}).encode()
 
     def schema(chance: random.Random) -> Body:
@@ -92,7 +104,10 @@ def hostile_bodies() -> dict[str, Callable[[random.Random], Body]]:
     return {
         "long prompts": lambda chance: completion(chance, 980, 4),
         "expensive schemas": schema,
-        "token texts": lambda _: ("/tokenize", json.dumps({"content": text, "with_pieces": True}).encode()),
+        "token texts": lambda _: (
+            "/tokenize",
+            json.dumps({"content": text, "with_pieces": True}).encode(),
+        ),
         "490,000 values": lambda _: ("/v1/completions", values),
         "45,000 fields": lambda _: ("/v1/completions", nested),
         "names of 7 MB": lambda _: ("/v1/completions", name),
@@ -101,21 +116,32 @@ def hostile_bodies() -> dict[str, Callable[[random.Random], Body]]:
 
 def completion(chance: random.Random, length: int, new: int, schema: object = None) -> Body:
     """A request with a random prompt."""
-    body = {"prompt": chance.choices(range(VOCABULARY), k=length), "max_tokens": new, "ignore_eos": schema is None,
-            "seed": chance.randrange(10**6)}  # fmt: skip
+    body = {
+        "prompt": chance.choices(range(VOCABULARY), k=length),
+        "max_tokens": new,
+        "ignore_eos": schema is None,
+        "seed": chance.randrange(10**6),
+    }
     if schema is not None:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": schema},
+        }
     return "/v1/completions", json.dumps(body).encode()
 
 
 def ordinary(chance: random.Random) -> Body:
     """A request of an ordinary client: every eighth has a schema."""
-    return completion(chance, chance.randrange(4, 60), NEW, PERSON if chance.randrange(8) == 0 else None)
+    return completion(
+        chance, chance.randrange(4, 60), NEW, PERSON if chance.randrange(8) == 0 else None
+    )
 
 
 @dataclass
 class Window:
-    """The steps and the seconds of the requests that ordinary clients send in a window, and their number by status."""
+    """The steps and the seconds of the requests that ordinary clients send in a window, and their
+    number by status.
+    """
 
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -143,12 +169,19 @@ class Clients:
         self.failed: list[bytes] = []
         self.window = Window()
 
-    def run(self, until: float, count: int, hostile: int, body: Callable[[random.Random], Body] | None) -> Window:
+    def run(
+        self, until: float, count: int, hostile: int, body: Callable[[random.Random], Body] | None
+    ) -> Window:
         """A window with `count` ordinary clients, and `hostile` connections of the hostile one."""
         self.window = Window()
-        threads = [threading.Thread(target=self._ordinary, args=(number, until)) for number in range(count)]
+        threads = [
+            threading.Thread(target=self._ordinary, args=(number, until)) for number in range(count)
+        ]
         if body is not None:
-            threads += [threading.Thread(target=self._hostile, args=(body, number, until)) for number in range(hostile)]
+            threads += [
+                threading.Thread(target=self._hostile, args=(body, number, until))
+                for number in range(hostile)
+            ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -156,7 +189,10 @@ class Clients:
         return self.window
 
     def _ordinary(self, number: int, until: float) -> None:
-        chance, connection = random.Random(f"{number} {until}"), http.client.HTTPConnection(self.address, timeout=600)
+        chance, connection = (
+            random.Random(f"{number} {until}"),
+            http.client.HTTPConnection(self.address, timeout=600),
+        )
         while time.monotonic() < until:
             body, steps, start = ordinary(chance), self.steps.count, time.monotonic()
             status, content = ask(connection, body)
@@ -166,8 +202,13 @@ class Clients:
                 self.failed.append(content)
         connection.close()
 
-    def _hostile(self, new_body: Callable[[random.Random], Body], number: int, until: float) -> None:
-        chance, connection = random.Random(f"{number} {until}"), http.client.HTTPConnection(self.address, timeout=600)
+    def _hostile(
+        self, new_body: Callable[[random.Random], Body], number: int, until: float
+    ) -> None:
+        chance, connection = (
+            random.Random(f"{number} {until}"),
+            http.client.HTTPConnection(self.address, timeout=600),
+        )
         while time.monotonic() < until:
             ask(connection, new_body(chance))
             self.window.hostile += 1
@@ -200,8 +241,11 @@ def report(windows: list[tuple[str, Window]], failed: list[bytes]) -> bool:
         ratio = fmean(window.steps) / fmean(before.steps)
         slower = fmean(window.seconds) / fmean(before.seconds)
         fair = fair and ratio <= 2
-        print(f"{name:18} {len(window.steps):5} requests ({window.hostile:3} hostile), {fmean(window.steps):6.1f} "
-              f"steps, before {fmean(before.steps):6.1f}: {ratio:.2f}x; seconds {slower:.2f}x")  # fmt: skip
+        print(
+            f"{name:18} {len(window.steps):5} requests ({window.hostile:3} hostile),"
+            f" {fmean(window.steps):6.1f} steps, before {fmean(before.steps):6.1f}: {ratio:.2f}x;"
+            f" seconds {slower:.2f}x"
+        )
     print(f"failed: {len(failed)}", *failed[:1])
     return fair
 

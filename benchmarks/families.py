@@ -1,11 +1,13 @@
-"""Decoding of each architecture at a small published size, compared with transformers and llama.cpp.
+"""Decoding of each architecture at a small published size, compared with transformers and
+llama.cpp.
 
     python benchmarks/families.py [--prompt 256 --new 1] [--kinds float32,int8] [SIZE...]
 
-Random weights, two threads: they take as long as trained ones. A size of more than two billion weights is cut to a few
-layers, as wide as published. Greedy: 32 new tokens after a prompt of 16, interleaved, one process for each side.
-Prints new tokens per second of the fastest of six rounds, as machines are noisy, and our ratio to transformers in
-float32 and to llama.cpp at equal bits. With one new token, the prompt's tokens per second.
+Random weights, two threads: they take as long as trained ones. A size of more than two billion
+weights is cut to a few layers, as wide as published. Greedy: 32 new tokens after a prompt of 16,
+interleaved, one process for each side. Prints new tokens per second of the fastest of six rounds,
+as machines are noisy, and our ratio to transformers in float32 and to llama.cpp at equal bits. With
+one new token, the prompt's tokens per second.
 """
 
 import argparse
@@ -35,7 +37,8 @@ KINDS: dict[str, tuple[dict[str, str], str]] = {
     "nf4": ({"quantize": "nf4"}, "Q4_0"),
     "nf4-bfloat16": ({"quantize": "nf4", "dtype": "bfloat16"}, "Q4_0"),
 }
-# A published size of each architecture -> reduced settings; model types that gguf_files.py and llama.cpp support.
+# A published size of each architecture -> reduced settings; model types that gguf_files.py and
+# llama.cpp support.
 SIZES: dict[str, dict[str, int]] = {
     "gpt2": {},
     "gpt-neo-125m": {},
@@ -73,21 +76,33 @@ def sides(size: str, kinds: list[str], scratch: Path) -> dict[str, Worker]:
     if isinstance(types := settings.get("layer_types"), list):
         settings["layer_types"] = types[: settings["num_hidden_layers"]]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**settings), dtype=torch.float32
+    ).eval()
     folder = str(scratch / "model")
     model.save_pretrained(folder)
-    created = {kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds}
-    created["transformers float32"] = Worker("Transformers", {"folder": folder, "dtype": "float32"}, THREADS)
+    created = {
+        kind: Worker("Minhub", {"folder": folder, **KINDS[kind][0]}, THREADS) for kind in kinds
+    }
+    created["transformers float32"] = Worker(
+        "Transformers", {"folder": folder, "dtype": "float32"}, THREADS
+    )
     if (model_type := settings["model_type"]) in GGUF:
         for weights in dict.fromkeys(KINDS[kind][1] for kind in kinds):
-            file = write(scratch / f"{weights}.gguf", model, weights,
-                         tokenizer=lambda writer: header(writer, model_type, model.config.vocab_size))  # fmt: skip
+            file = write(
+                scratch / f"{weights}.gguf",
+                model,
+                weights,
+                tokenizer=lambda writer: header(writer, model_type, model.config.vocab_size),
+            )
             options = {"folder": str(file)} | ({"cache": "float32"} if weights == "F32" else {})
             created[f"llama.cpp {weights}"] = Worker("LlamaCpp", options, THREADS)
     return created
 
 
-def race(workers: dict[str, Worker], prompt: int, new: int) -> tuple[dict[str, float], dict[str, list[int]]]:
+def race(
+    workers: dict[str, Worker], prompt: int, new: int
+) -> tuple[dict[str, float], dict[str, list[int]]]:
     """Tokens per second of each side in its fastest round, and the new tokens."""
     prompts = [torch.randint(100, 10_000, (prompt,)).tolist()]
     times: dict[str, list[float]] = {name: [] for name in workers}
@@ -119,14 +134,25 @@ def measure(size: str, kinds: list[str], prompt: int, new: int) -> None:
                 worker.close()
     cut = "".join(f", {count} layers" for count in SIZES.get(size, {}).values())
     for ours in kinds:
-        peers = [peer for peer in ("transformers float32", f"llama.cpp {KINDS[ours][1]}") if peer in speed]
+        peers = [
+            peer
+            for peer in ("transformers float32", f"llama.cpp {KINDS[ours][1]}")
+            if peer in speed
+        ]
         ratios = [f"{speed[ours] / speed[peer]:.2f} x {peer} ({speed[peer]:.1f})" for peer in peers]
-        alike = sum(a == b for a, b in zip(results[ours], results["transformers float32"], strict=True))
-        print(f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new} ids alike")
+        alike = sum(
+            a == b for a, b in zip(results[ours], results["transformers float32"], strict=True)
+        )
+        print(
+            f"{size}{cut}, {ours}: {speed[ours]:.1f} ids/s, {', '.join(ratios)}; {alike} of {new}"
+            " ids alike"
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sizes", nargs="*", metavar="SIZE")
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=32)

@@ -1,12 +1,15 @@
-"""Milliseconds of the C decoder for a call, by the kind of weights, the kernels and the number of tokens.
+"""Milliseconds of the C decoder for a call, by the kind of weights, the kernels and the number of
+tokens.
 
-    .venv/bin/python benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2] [--ids 1,32,256]
+    .venv/bin/python benchmarks/kernels.py [--kinds float32,int8,nf4] [--kernels amx,bf16,avx2]
+    [--ids 1,32,256]
 
-A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers), mapped from a file
-as users have them. int8+bfloat16: inputs in 8 bits, too. All are interleaved, and the fastest round counts. Without
---kernels, all kernels of the processor are measured. --before takes the compiled decoder of another commit or
-compiler, a copy of its _decoder.so: it takes turns, too, and a line has the ratio of the medians.
---pause: seconds before each call, in which the decoder's threads fall asleep.
+A published size with random weights, GPT-2 124M or another (--size SmolLM2-135M, cut to --layers),
+mapped from a file as users have them. int8+bfloat16: inputs in 8 bits, too. All are interleaved,
+and the fastest round counts. Without --kernels, all kernels of the processor are measured. --before
+takes the compiled decoder of another commit or compiler, a copy of its _decoder.so: it takes turns,
+too, and a line has the ratio of the medians. --pause: seconds before each call, in which the
+decoder's threads fall asleep.
 """
 
 import argparse
@@ -26,11 +29,14 @@ from minhub_py.inference.native.library import UnsupportedError, library, load
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.registry import preset
 
-KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")  # without "plain", which is slow
+# without "plain", which is slow
+KERNELS = ("amx", "bf16", "vnni", "avx512", "avx2", "dotprod", "neon")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", default="gpt2")
     parser.add_argument("--kinds", default="float32,int8,nf4")
     parser.add_argument("--kernels", type=names, help=f"of plain, {', '.join(KERNELS)}")
@@ -49,7 +55,9 @@ def main() -> None:
     if args.layers:
         if not family.trainable:
             parser.error(f"the layers of {args.size} cannot be cut here")
-        config = dataclasses.replace(config, **dict.fromkeys(family.training.names["layers"], args.layers))
+        config = dataclasses.replace(
+            config, **dict.fromkeys(family.training.names["layers"], args.layers)
+        )
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(family.Model(config), folder)
@@ -64,15 +72,21 @@ def main() -> None:
         except UnsupportedError as error:
             parser.error(f"--before: {args.before} {error}")
     here = [
-        name for name in args.kernels or KERNELS if all(library.choose(name.encode()) for library in libraries.values())
+        name
+        for name in args.kernels or KERNELS
+        if all(library.choose(name.encode()) for library in libraries.values())
     ]
     if args.kernels and (lacking := set(args.kernels) - set(here)):
-        parser.error(f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain, {', '.join(KERNELS)}")
+        parser.error(
+            f"--kernels: {', '.join(sorted(lacking))} cannot run here, of plain,"
+            f" {', '.join(KERNELS)}"
+        )
     cases = list(itertools.product(runners, here, args.ids))
     times: dict[Any, list[float]] = {(*case, name): [] for case in cases for name in libraries}
     for turn in range(args.rounds):
         for kind, kernel, count in cases:
-            for name in list(libraries) if turn % 2 else reversed(libraries):  # the second finds the page tables warm
+            # the second finds the page tables warm
+            for name in list(libraries) if turn % 2 else reversed(libraries):
                 libraries[name].choose(kernel.encode())
                 runners[kind].library = libraries[name]
                 time.sleep(args.pause)
@@ -83,7 +97,9 @@ def main() -> None:
             best = "".join(f"{min(times[kind, kernel, count, name]):10.1f}" for count in args.ids)
             print(f"{kind:16}{kernel:8}{best}" + ("" if args.before is None else f"  {name}"))
         if args.before is not None:
-            measured = [[times[kind, kernel, count, name] for name in libraries] for count in args.ids]
+            measured = [
+                [times[kind, kernel, count, name] for name in libraries] for count in args.ids
+            ]
             medians = [map(statistics.median, pair) for pair in measured]
             print(f"{'':24}" + "".join(f"{before / now:9.2f}x" for before, now in medians))
 

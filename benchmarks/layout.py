@@ -1,9 +1,11 @@
-"""Speed of two weight layouts: (out, in) as in nn.Linear, and (in, out) read through a transposed view.
+"""Speed of two weight layouts: (out, in) as in nn.Linear, and (in, out) read through a transposed
+view.
 
     .venv/bin/python benchmarks/layout.py [--threads 2] [--repeats 20]
 
-Uses twelve matrices of 768 × 3072, too large for the processor's cache, and prints medians in milliseconds of the two
-layouts in turn. float16 is skipped at 512 positions, where the view takes minutes.
+Uses twelve matrices of 768 × 3072, too large for the processor's cache, and prints medians in
+milliseconds of the two layouts in turn. float16 is skipped at 512 positions, where the view takes
+minutes.
 """
 
 import argparse
@@ -15,7 +17,9 @@ import torch.nn.functional as F
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()

@@ -1,10 +1,11 @@
-"""A step of LoRA compared with PEFT and transformers: the same model, factors and tokens, interleaved, in CPU time.
+"""A step of LoRA compared with PEFT and transformers: the same model, factors and tokens,
+interleaved, in CPU time.
 
     python benchmarks/lora.py [LAYERS] [TOKENS]
 
-The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens. PEFT's frozen
-weights are in float32, its default, and in bfloat16, as ours are where the processor has it. The memory of each is the
-peak of a separate process. Needs peft and accelerate.
+The shape is SmolLM2-135M's with LAYERS (30) layers; a step has 4 sequences of TOKENS (128) tokens.
+PEFT's frozen weights are in float32, its default, and in bfloat16, as ours are where the processor
+has it. The memory of each is the peak of a separate process. Needs peft and accelerate.
 """
 
 import sys
@@ -35,9 +36,14 @@ def save_model(folder: str, layers: int) -> None:
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
-        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
@@ -50,8 +56,12 @@ def step_of(side: str, folder: str, tokens: int) -> Callable[[], None]:
         import peft
         import transformers
 
-        base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        model = peft.get_peft_model(base, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")).train()
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype)
+        )
+        model = peft.get_peft_model(
+            base, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+        ).train()
     else:
         settings = Settings(start=folder, lora={"r": 16}, dtype=dtype)
         model = load_model(settings, open_start(settings), None, Tokenizer(BPE()))[1].train()
@@ -63,7 +73,9 @@ def step_of(side: str, folder: str, tokens: int) -> Callable[[], None]:
             return model(input_ids=idx, labels=idx).loss  # type: ignore[no-any-return]
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"), CPUKernels():
             hidden = model.hidden(idx[:, :-1])
-            return -token_logprobs(model.logits, hidden.flatten(0, 1), idx[:, 1:].flatten(), frozen=True).mean()
+            return -token_logprobs(
+                model.logits, hidden.flatten(0, 1), idx[:, 1:].flatten(), frozen=True
+            ).mean()
 
     def step() -> None:
         loss().backward()  # type: ignore[no-untyped-call]

@@ -1,12 +1,14 @@
-"""Multi-token prediction: acceptance of a small trained head, and time with right and with wrong drafts.
+"""Multi-token prediction: acceptance of a small trained head, and time with right and with wrong
+drafts.
 
     .venv/bin/python benchmarks/mtp.py train TEXT [--steps 400]
     .venv/bin/python benchmarks/mtp.py time [--models Qwen3.5-0.8B,Qwen3.5-2B] [--quantize int8]
 
-train: a Qwen 3.5 with four small layers and its head, jointly on the characters of a text file; then acceptance rates.
-time: models of published sizes with random weights. The layers add nothing to the residual stream, so that the head can
-be built to be always right; with a random head, it is nearly always wrong. The layers are computed in both cases. The
-times are processor times of one thread, which other programs on the machine change less than wall times.
+train: a Qwen 3.5 with four small layers and its head, jointly on the characters of a text file;
+then acceptance rates. time: models of published sizes with random weights. The layers add nothing
+to the residual stream, so that the head can be built to be always right; with a random head, it is
+nearly always wrong. The layers are computed in both cases. The times are processor times of one
+thread, which other programs on the machine change less than wall times.
 """
 
 import argparse
@@ -20,15 +22,26 @@ import torch.nn.functional as F
 from machine import announce
 
 from minhub_py import generate, qwen35
-from minhub_py.models.config import changed
 from minhub_py.inference.quantize import quantize
 from minhub_py.inference.speculative import PredictionHead
+from minhub_py.models.config import changed
 from minhub_py.models.registry import preset
 
-SMALL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 2,
-         "num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-         "linear_key_head_dim": 32, "linear_value_head_dim": 32, "max_position_embeddings": 1024, "mtp_layers": 1,
-         "tie_word_embeddings": True}  # fmt: skip
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "max_position_embeddings": 1024,
+    "mtp_layers": 1,
+    "tie_word_embeddings": True,
+}
 
 
 def train(path: Path, steps: int) -> None:
@@ -46,7 +59,10 @@ def train(path: Path, steps: int) -> None:
         predicted, _ = model.predict(batch[:, 1:65], hidden)
         losses = [
             F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            for logits, targets in ((model.logits(hidden), batch[:, 1:65]), (predicted, batch[:, 2:66]))
+            for logits, targets in (
+                (model.logits(hidden), batch[:, 1:65]),
+                (predicted, batch[:, 2:66]),
+            )
         ]
         optimizer.zero_grad()
         (losses[0] + 0.5 * losses[1]).backward()
@@ -54,7 +70,10 @@ def train(path: Path, steps: int) -> None:
             group["lr"] = 4e-3 * min(1, (step + 1) / 50) * (1 - step / steps)
         optimizer.step()
         if step % 100 == 99:
-            print(f"step {step + 1}: loss {losses[0].item():.3f}, of the head {losses[1].item():.3f}", flush=True)
+            print(
+                f"step {step + 1}: loss {losses[0].item():.3f}, of the head {losses[1].item():.3f}",
+                flush=True,
+            )
     model.eval()
     prompts = [rest[start : start + 100] for start in range(0, 10_000, 2_000)]
     for temperature in (0, 0.8):
@@ -63,8 +82,12 @@ def train(path: Path, steps: int) -> None:
             settings = {"temperature": temperature, "seed": 0, "eos_id": None}
             drafted = generate(model, prompts, 100, draft=drafts, speculate=most, **settings)
             same = drafted == generate(model, prompts, 100, **settings)
-            print(f"temperature {temperature}, up to {most} drafts: {drafts.accepted} of {drafts.proposed} accepted "
-                  f"({drafts.accepted / drafts.proposed:.2f}), same tokens: {same}", flush=True)  # fmt: skip
+            print(
+                f"temperature {temperature}, up to {most} drafts: {drafts.accepted} of"
+                f" {drafts.proposed} accepted ({drafts.accepted / drafts.proposed:.2f}), same"
+                f" tokens: {same}",
+                flush=True,
+            )
 
 
 @torch.no_grad()
@@ -107,13 +130,21 @@ def measure(names: list[str], kind: str, repeats: int) -> None:
             head = "right" if right else "wrong"
             print(f"{name}, {kind}, {head} head: {1e3 * statistics.median(plain):.1f} ms per token")
             for most in (1, 2, 3, 8):
-                ratio = statistics.median(p / time for p, (time, _) in zip(plain, runs[most], strict=True))
-                print(f"    up to {most} drafts: {ratio:.2f} x as fast, {runs[most][0][1]:.2f} accepted", flush=True)
+                ratio = statistics.median(
+                    p / time for p, (time, _) in zip(plain, runs[most], strict=True)
+                )
+                print(
+                    f"    up to {most} drafts: {ratio:.2f} x as fast, {runs[most][0][1]:.2f}"
+                    " accepted",
+                    flush=True,
+                )
             del model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, dest="command")
     training = commands.add_parser("train")
     training.add_argument("text", type=Path)

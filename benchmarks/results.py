@@ -1,7 +1,8 @@
-"""Write the tables of results.json into docs/benchmarks/results.md, between its two marker comments.
+"""Write the tables of results.json into docs/benchmarks/results.md, between its two marker
+comments.
 
-.venv/bin/python benchmarks/compare.py --save benchmarks/results.json --plot docs/benchmarks/results.png
-.venv/bin/python benchmarks/results.py
+.venv/bin/python benchmarks/compare.py --save benchmarks/results.json --plot
+docs/benchmarks/results.png .venv/bin/python benchmarks/results.py
 
 A run may also be measured in parts, which then make a new results.json:
 
@@ -25,9 +26,13 @@ BEGIN, END = "<!-- made by benchmarks/results.py -->", "<!-- until here -->"
 
 
 def join(parts: list[Result]) -> Result:
-    """One result of several: all cases, the machine and settings of the first, and the fewest repeats of all."""
+    """One result of several: all cases, the machine and settings of the first, and the fewest
+    repeats of all.
+    """
     joined = dict(parts[0])
-    joined["settings"] = parts[0]["settings"] | {"repeats": min(part["settings"]["repeats"] for part in parts)}
+    joined["settings"] = parts[0]["settings"] | {
+        "repeats": min(part["settings"]["repeats"] for part in parts)
+    }
     for name in ("cases", "failed"):
         joined[name] = {case: value for part in parts for case, value in part[name].items()}
     joined["left_out"] = list(dict.fromkeys(line for part in parts for line in part["left_out"]))

@@ -1,10 +1,12 @@
-"""The cost of fewer bits: the KL divergence of the decoder's predictions from float32 predictions, in nats per token.
+"""The cost of fewer bits: the KL divergence of the decoder's predictions from float32 predictions,
+in nats per token.
 
-    .venv/bin/python benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids 1600]
+    .venv/bin/python benchmarks/rounding.py MODEL… [--kinds bfloat16,int8,int8+bfloat16] [--ids
+    1600]
 
-MODEL: a name for from_pretrained. The text is this project's README and CONTRIBUTING, which no model was trained on.
-Perplexities are misleading if differences are small: some texts become more likely by chance. "forward": PyTorch's
-products in bfloat16.
+MODEL: a name for from_pretrained. The text is this project's README and CONTRIBUTING, which no
+model was trained on. Perplexities are misleading if differences are small: some texts become more
+likely by chance. "forward": PyTorch's products in bfloat16.
 """
 
 import argparse
@@ -26,7 +28,9 @@ OPTIONS = {"forward": {"dtype": "bfloat16"}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--kinds", default="forward,bfloat16,int8,int8+bfloat16,nf4,nf4+bfloat16")
     parser.add_argument("--ids", type=int, default=1600)
@@ -45,20 +49,35 @@ def main() -> None:
             report(name, kind, predictions(model, parts, kind == "forward"), exact, parts)
 
 
-def predictions(model: LanguageModel, parts: list[list[int]], forward: bool = False) -> list[Tensor]:
-    """Log-probabilities (T, V) after each token of each text, by the decoder, or by the model's `forward`."""
+def predictions(
+    model: LanguageModel, parts: list[list[int]], forward: bool = False
+) -> list[Tensor]:
+    """Log-probabilities (T, V) after each token of each text, by the decoder, or by the model's
+    `forward`.
+    """
     if forward:
         return [model(torch.tensor([ids]))[0].float().log_softmax(-1) for ids in parts]
     runner = NativeRunner(model)
     runner.long_prompt = None  # the decoder's products only
-    return [runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1) for ids in parts]
+    return [
+        runner.forward({0: ids}, runner.new_cache(1, len(ids)), every=True).log_softmax(-1)
+        for ids in parts
+    ]
 
 
-def report(name: str, kind: str, actual: list[Tensor], exact: list[Tensor], parts: list[list[int]]) -> None:
+def report(
+    name: str, kind: str, actual: list[Tensor], exact: list[Tensor], parts: list[list[int]]
+) -> None:
     divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(exact, actual, strict=True)]
-    surprisals = [-q[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for q, ids in zip(actual, parts, strict=True)]
+    surprisals = [
+        -q[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+        for q, ids in zip(actual, parts, strict=True)
+    ]
     perplexity = math.exp(torch.cat(surprisals).mean())
-    print(f"{Path(name).name[:30]:32}{kind:16}{torch.cat(divergences).mean():10.5f}{perplexity:12.3f}", flush=True)
+    print(
+        f"{Path(name).name[:30]:32}{kind:16}{torch.cat(divergences).mean():10.5f}{perplexity:12.3f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Log-probabilities by `score()` compared with transformers: GPT-2 124M, random weights, float32, two threads.
+"""Log-probabilities by `score()` compared with transformers: GPT-2 124M, random weights, float32,
+two threads.
 
     python benchmarks/score.py [COUNTxLENGTH...]
 
-transformers runs log_softmax and gather on its logits, for one text at a time and for eight: texts have equal length,
-so that it needs no padding. All are interleaved. Prints tokens per second of the faster of two rounds, and our ratio to
-the faster of transformers' two.
+transformers runs log_softmax and gather on its logits, for one text at a time and for eight: texts
+have equal length, so that it needs no padding. All are interleaved. Prints tokens per second of the
+faster of two rounds, and our ratio to the faster of transformers' two.
 """
 
 import sys
@@ -51,7 +52,11 @@ def measure(ours: Any, reference: Any, count: int, length: int) -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     best = max(speed["one at a time"], speed["eight"])
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in speed.items())
-    print(f"{count} texts of {length}: tokens/s {rates}; {speed['minhub_py'] / best:.2f} x transformers", flush=True)
+    print(
+        f"{count} texts of {length}: tokens/s {rates}; {speed['minhub_py'] / best:.2f} x"
+        " transformers",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
@@ -60,7 +65,10 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(gpt2(), folder)
-        models = from_pretrained(folder, device="cpu"), AutoModelForCausalLM.from_pretrained(folder).eval()
+        models = (
+            from_pretrained(folder, device="cpu"),
+            AutoModelForCausalLM.from_pretrained(folder).eval(),
+        )
         for sizes in sys.argv[1:] or ["300x20", "80x100", "8x1000"]:
             number, width = map(int, sizes.split("x"))
             measure(*models, number, width)

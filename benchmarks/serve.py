@@ -1,11 +1,14 @@
-"""`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as trained ones.
+"""`minhub serve` under load, at SmolLM2-135M's shape with random weights: they take as long as
+trained ones.
 
     python benchmarks/serve.py [--seconds 120] [--clients 64] [--rows 16] [--dtype bfloat16]
     python benchmarks/serve.py --model FILE.gguf [--llama-server PATH]    # and llama.cpp's server
-    python benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after a restart
+    python benchmarks/serve.py --cache                # the prefix cache on disk: writing, and after
+    a restart
 
-Prints the tokens per second of one client and of many, the number of replies that failed or differ from the single
-request, the server's memory, and the time to the first token of a new prompt of 1,000 tokens, and of its repetition.
+Prints the tokens per second of one client and of many, the number of replies that failed or differ
+from the single request, the server's memory, and the time to the first token of a new prompt of
+1,000 tokens, and of its repetition.
 """
 
 import argparse
@@ -35,8 +38,12 @@ SHAPE, NEW, DISTINCT, LENGTH = "HuggingFaceTB/SmolLM2-135M", 32, 8, 2048
 
 
 def client_of(address: str) -> httpx2.Client:
-    """A client with a connection for each request: llama.cpp's server closes persistent connections."""
-    return httpx2.Client(base_url=address, timeout=600, limits=httpx2.Limits(max_keepalive_connections=0))
+    """A client with a connection for each request: llama.cpp's server closes persistent
+    connections.
+    """
+    return httpx2.Client(
+        base_url=address, timeout=600, limits=httpx2.Limits(max_keepalive_connections=0)
+    )
 
 
 def ask(http: httpx2.Client, prompt: list[int], new: int = NEW, seed: int = 0) -> str:
@@ -56,14 +63,22 @@ def first_id(http: httpx2.Client, prompt: list[int]) -> float:
     seconds = None
     with http.stream("POST", "/v1/completions", json=body) as stream:
         for line in stream.iter_lines():
-            if seconds is None and line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
+            if (
+                seconds is None
+                and line.startswith("data: {")
+                and json.loads(line[6:])["choices"][0]["text"]
+            ):
                 seconds = time.perf_counter() - started
     assert seconds is not None
     return seconds
 
 
-def load(address: str, clients: int, seconds: float, expected: list[tuple[list[int], str]]) -> tuple[float, int, int]:
-    """Tokens per second of many clients, and the numbers of failed requests and of texts that are not as `expected`."""
+def load(
+    address: str, clients: int, seconds: float, expected: list[tuple[list[int], str]]
+) -> tuple[float, int, int]:
+    """Tokens per second of many clients, and the numbers of failed requests and of texts that are
+    not as `expected`.
+    """
     done, failed, differing = [0], [0], [0]
     lock, until = threading.Lock(), time.perf_counter() + seconds
 
@@ -129,15 +144,26 @@ def measure(name: str, command: list[str], port: int, size: int, args: argparse.
         speed, failed, differing = load(str(http.base_url), args.clients, args.seconds, expected)
         after = process.memory_info().rss
     print(f"{name}, {args.rows} rows, {args.threads} threads")
-    print(f"one client: {alone:.1f} ids/s; {args.clients} for {args.seconds:g} s: {speed:.1f}: {speed / alone:.2f}x")
-    print(f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after")
-    print(f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f} s: "
-          f"{100 * median(again) / median(first):.1f} %", flush=True)  # fmt: skip
+    print(
+        f"one client: {alone:.1f} ids/s; {args.clients} for {args.seconds:g} s: {speed:.1f}:"
+        f" {speed / alone:.2f}x"
+    )
+    print(
+        f"failed: {failed}; not as alone: {differing}; memory {before / 1e6:.0f} MB before,"
+        f" {after / 1e6:.0f} after"
+    )
+    print(
+        f"first id of 1,003: {median(first):.3f} s; with 1,000 of them known: {median(again):.3f}"
+        f" s: {100 * median(again) / median(first):.1f} %",
+        flush=True,
+    )
     return speed
 
 
 def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds: int) -> None:
-    """Print the duration of a reply while prefixes of other requests are written, and the effect of a restart."""
+    """Print the duration of a reply while prefixes of other requests are written, and the effect of
+    a restart.
+    """
     chance = random.Random(1)
     prompts = [chance.choices(range(size), k=500) for _ in range(8 * rounds)]
     durations: dict[str, list[float]] = {"without": [], "with": [], "alone": []}
@@ -149,8 +175,10 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             started = time.perf_counter()
             ask(http, chance.choices(range(size), k=8), 128)
             durations["alone"].append(time.perf_counter() - started)
-            others = [threading.Thread(target=lambda part=part: [ask(http, prompt, 1) for prompt in part])
-                      for part in (prompts[:4], prompts[4:8])]  # fmt: skip
+            others = [
+                threading.Thread(target=lambda part=part: [ask(http, prompt, 1) for prompt in part])
+                for part in (prompts[:4], prompts[4:8])
+            ]
             for thread in others:
                 thread.start()
             started = time.perf_counter()
@@ -159,15 +187,20 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             for thread in others:
                 thread.join()
     seconds = {name: median(values) for name, values in durations.items()}
-    print(f"128 ids alone: {seconds['alone']:.3f} s; with 8 prompts of 500: {seconds['without']:.3f} s without "
-          f"--cache-dir, {seconds['with']:.3f} s with: {seconds['with'] / seconds['without']:.2f}x")  # fmt: skip
+    print(
+        f"128 ids alone: {seconds['alone']:.3f} s; with 8 prompts of 500: {seconds['without']:.3f}"
+        f" s without --cache-dir, {seconds['with']:.3f} s with:"
+        f" {seconds['with'] / seconds['without']:.2f}x"
+    )
     prefix, times = chance.choices(range(size), k=1000), []
     for _ in range(2):
         with running([*command, "--cache-dir", f"{scratch}/restart"], port) as (http, _):
             first_id(http, prompts[0][:10])
             times.append(first_id(http, [*prefix, 1, 2, 3]))
     print(f"first id of 1,003: {times[0]:.3f} s; after a restart: {times[1]:.3f} s", flush=True)
-    with running([*command, "--cache-dir", f"{scratch}/restart", "--prefix-cache", "1MB"], port) as (http, _):
+    with running(
+        [*command, "--cache-dir", f"{scratch}/restart", "--prefix-cache", "1MB"], port
+    ) as (http, _):
         stop, restored = threading.Event(), [0]
 
         def restore() -> None:
@@ -185,7 +218,10 @@ def measure_cache(command: list[str], port: int, size: int, scratch: str, rounds
             times.append(time.perf_counter() - started)
         stop.set()
         thread.join()
-    print(f"128 ids alone: {times[0]:.3f} s; with {restored[0]} restored prompts of 1,000: {times[1]:.3f} s")
+    print(
+        f"128 ids alone: {times[0]:.3f} s; with {restored[0]} restored prompts of 1,000:"
+        f" {times[1]:.3f} s"
+    )
 
 
 def free_port() -> int:
@@ -217,11 +253,30 @@ def main() -> None:
             tokenizer = Tokenizer(models.WordLevel({str(id): id for id in range(size)}, "0"))
             tokenizer.decoder = decoders.WordPiece()
             torch.manual_seed(0)
-            settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-            save_pretrained(llama(**settings).to(getattr(torch, args.dtype)), Path(model), tokenizer)
+            settings = {
+                name: value
+                for name, value in config.items()
+                if name not in ("model_type", "architectures")
+            }
+            save_pretrained(
+                llama(**settings).to(getattr(torch, args.dtype)), Path(model), tokenizer
+            )
         port = str(free_port())
-        command = [sys.executable, "-m", "minhub_py", "serve", model, "--port", port, "--device", "cpu",
-                   "--max-requests", str(args.rows), "--context", str(LENGTH)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "minhub_py",
+            "serve",
+            model,
+            "--port",
+            port,
+            "--device",
+            "cpu",
+            "--max-requests",
+            str(args.rows),
+            "--context",
+            str(LENGTH),
+        ]
         if args.cache:
             measure_cache(command, int(port), size, scratch, args.rounds)
             return
@@ -229,10 +284,31 @@ def main() -> None:
     if args.llama_server:
         port = str(free_port())
         threads = str(args.threads)
-        command = [args.llama_server, "-m", model, "--port", port, "-np", str(args.rows), "-c",
-                   str(args.rows * LENGTH), "-t", threads, "-tb", threads, "-fa", "off", "-ctk", "f32", "-ctv", "f32",
-                   "--no-webui"]  # fmt: skip
-        reference = measure("llama-server, keys and values in float32", command, int(port), size, args)
+        command = [
+            args.llama_server,
+            "-m",
+            model,
+            "--port",
+            port,
+            "-np",
+            str(args.rows),
+            "-c",
+            str(args.rows * LENGTH),
+            "-t",
+            threads,
+            "-tb",
+            threads,
+            "-fa",
+            "off",
+            "-ctk",
+            "f32",
+            "-ctv",
+            "f32",
+            "--no-webui",
+        ]
+        reference = measure(
+            "llama-server, keys and values in float32", command, int(port), size, args
+        )
         print(f"ours / theirs: {ours / reference:.2f}x")
 
 

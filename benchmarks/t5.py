@@ -1,8 +1,10 @@
-"""T5 at FLAN-T5 small's shape compared with CTranslate2: greedy text of one prompt, one thread, interleaved.
+"""T5 at FLAN-T5 small's shape compared with CTranslate2: greedy text of one prompt, one thread,
+interleaved.
 
     python benchmarks/t5.py
 
-Random weights: they take as long as trained ones. Prints the new tokens per second of both, and their ratio.
+Random weights: they take as long as trained ones. Prints the new tokens per second of both, and
+their ratio.
 """
 
 import tempfile
@@ -53,7 +55,9 @@ def main() -> None:
         save_pretrained(t5(**T5_SIZES["google/flan-t5-small"]).eval(), folder)
         Converter(str(folder)).convert(str(converted))
         for kind in ("float32", "int8"):
-            model = from_pretrained(folder, device="cpu", quantize=None if kind == "float32" else kind)
+            model = from_pretrained(
+                folder, device="cpu", quantize=None if kind == "float32" else kind
+            )
             other = ctranslate2.Translator(
                 str(converted), device="cpu", compute_type=kind, inter_threads=1, intra_threads=1
             )
@@ -63,7 +67,10 @@ def main() -> None:
 
             def theirs(other: Any = other) -> list[int]:
                 [result] = other.translate_batch(
-                    [list(map(str, source))], beam_size=1, max_decoding_length=NEW, min_decoding_length=NEW
+                    [list(map(str, source))],
+                    beam_size=1,
+                    max_decoding_length=NEW,
+                    min_decoding_length=NEW,
                 )
                 return list(map(int, result.hypotheses[0]))
 
@@ -75,7 +82,10 @@ def main() -> None:
                     run()
                     times[name].append(time.perf_counter() - started)
             here, there = (NEW / median(times[name]) for name in ("ours", "theirs"))
-            print(f"{kind}: {here:.0f} ids/s, CTranslate2 {there:.0f}: {here / there:.2f} ({alike} of {NEW} ids alike)")
+            print(
+                f"{kind}: {here:.0f} ids/s, CTranslate2 {there:.0f}: {here / there:.2f} ({alike} of"
+                f" {NEW} ids alike)"
+            )
 
 
 if __name__ == "__main__":

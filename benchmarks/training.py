@@ -1,11 +1,13 @@
-"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM, interleaved by step.
+"""Training speed in tokens/s, compared with nanoGPT and with a plain PyTorch loop for an LSTM,
+interleaved by step.
 
     git clone https://github.com/karpathy/nanoGPT
     python benchmarks/training.py nanoGPT/model.py
 
-Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading rows to updating the
-weights. For nanoGPT this is its model and its AdamW, in a loop like its train.py. nanoGPT uses the exact GELU,
-so our model does too. Without its model.py, only the LSTM and the gain of `cpu_kernels.py` are measured.
+Both sides have the same sizes, batch, dtype and threads. A step includes everything from reading
+rows to updating the weights. For nanoGPT this is its model and its AdamW, in a loop like its
+train.py. nanoGPT uses the exact GELU, so our model does too. Without its model.py, only the LSTM
+and the gain of `cpu_kernels.py` are measured.
 """
 
 import argparse
@@ -44,7 +46,9 @@ SIZES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, nargs="?", help="nanoGPT's model.py")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
@@ -61,7 +65,12 @@ def main() -> None:
                     for dtype in DTYPES:
                         reference = nanogpt(args.model, path, sizes, dtype)
                         compare(
-                            f"{name}, {dtype}", threads, ours(path, "gpt2", sizes, dtype), reference, sizes, args.rounds
+                            f"{name}, {dtype}",
+                            threads,
+                            ours(path, "gpt2", sizes, dtype),
+                            reference,
+                            sizes,
+                            args.rounds,
                         )
             sizes = {"layers": 2, "width": 384, "context": 128, "batch": 32}
             for dtype in DTYPES:
@@ -71,13 +80,20 @@ def main() -> None:
                 for dropout in (0.0, 0.2):
                     sizes = SIZES["the built-in's size"]
                     quick = ours(path, family, sizes | {"dropout": dropout}, DTYPES[-1])
-                    slow = ours(path, family, sizes | {"dropout": dropout}, DTYPES[-1], faster=False)
+                    slow = ours(
+                        path, family, sizes | {"dropout": dropout}, DTYPES[-1], faster=False
+                    )
                     name = f"cpu_kernels.py: {family}, {DTYPES[-1]}, dropout {dropout}"
                     compare(name, threads, quick, slow, sizes, args.rounds)
 
 
 def compare(
-    name: str, threads: int, mine: Callable[[], None], theirs: Callable[[], None], sizes: dict[str, Any], rounds: int
+    name: str,
+    threads: int,
+    mine: Callable[[], None],
+    theirs: Callable[[], None],
+    sizes: dict[str, Any],
+    rounds: int,
 ) -> None:
     """Measure both sides in turn, and print a line of the table."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -93,19 +109,35 @@ def compare(
     print(f"{name:42} {threads:7}  {speeds[0]:9,.0f}  {speeds[1]:9,.0f}  {ratio:5.2f}", flush=True)
 
 
-def ours(path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: bool = True) -> Callable[[], None]:
+def ours(
+    path: Path, family: str, sizes: dict[str, Any], dtype: str, *, faster: bool = True
+) -> Callable[[], None]:
     """One step of `minhub train`."""
     gelu = {"gpt2": {"activation_function": "gelu"}}
-    settings = Settings(**{
-        "family": family, "steps": 1000, "learning_rate": 1e-3, "dropout": 0.0, "dtype": dtype,
-        "config": gelu.get(family, {}), **sizes,
-    })  # fmt: skip
+    settings = Settings(
+        **{
+            "family": family,
+            "steps": 1000,
+            "learning_rate": 1e-3,
+            "dropout": 0.0,
+            "dtype": dtype,
+            "config": gelu.get(family, {}),
+            **sizes,
+        }
+    )
     tokens = Tokens(path, "<u2", TOKENS)
     model = ARCHITECTURES[family].Model(settings.fresh_config(ENTRIES[family], VOCABULARY))
     trainer = Trainer(
-        settings, RunFolder(path.parent), Corpus(tokens, tokens, TOKENS, []), None, ARCHITECTURES[family], model,
-        DataParallelGroup(), torch.device("cpu"), Listener(),
-    )  # fmt: skip
+        settings,
+        RunFolder(path.parent),
+        Corpus(tokens, tokens, TOKENS, []),
+        None,
+        ARCHITECTURES[family],
+        model,
+        DataParallelGroup(),
+        torch.device("cpu"),
+        Listener(),
+    )
     if not faster:
         trainer.kernels = nullcontext
 
@@ -127,9 +159,14 @@ def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> 
     spec.loader.exec_module(module)
     context, batch = sizes["context"], sizes["batch"]
     config = module.GPTConfig(
-        n_layer=sizes["layers"], n_head=sizes["heads"], n_embd=sizes["width"], block_size=context,
-        vocab_size=VOCABULARY, dropout=0.0, bias=True,
-    )  # fmt: skip
+        n_layer=sizes["layers"],
+        n_head=sizes["heads"],
+        n_embd=sizes["width"],
+        block_size=context,
+        vocab_size=VOCABULARY,
+        dropout=0.0,
+        bias=True,
+    )
     model = module.GPT(config)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -138,7 +175,9 @@ def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> 
         ids = np.memmap(path, np.uint16, "r")
         starts = torch.randint(len(ids) - context, (batch,))
         x = torch.stack([torch.from_numpy(ids[i : i + context].astype(np.int64)) for i in starts])
-        y = torch.stack([torch.from_numpy(ids[i + 1 : i + 1 + context].astype(np.int64)) for i in starts])
+        y = torch.stack(
+            [torch.from_numpy(ids[i + 1 : i + 1 + context].astype(np.int64)) for i in starts]
+        )
         return x, y
 
     def step() -> None:
@@ -160,7 +199,10 @@ def nanogpt(model_file: Path, path: Path, sizes: dict[str, Any], dtype: str) -> 
 def plain_lstm(path: Path, sizes: dict[str, Any], dtype: str) -> Callable[[], None]:
     """One step of a loop as in tutorials: nn.LSTM, cross entropy, AdamW, gradient clipping."""
     context, batch = sizes["context"], sizes["batch"]
-    embedding, lstm = nn.Embedding(VOCABULARY, 64), nn.LSTM(64, sizes["width"], sizes["layers"], batch_first=True)
+    embedding, lstm = (
+        nn.Embedding(VOCABULARY, 64),
+        nn.LSTM(64, sizes["width"], sizes["layers"], batch_first=True),
+    )
     parts = nn.ModuleList([embedding, lstm, nn.Linear(sizes["width"], VOCABULARY)])
     optimizer = torch.optim.AdamW(parts.parameters(), lr=1e-3)
     ids = torch.from_numpy(np.fromfile(path, np.uint16).astype(np.int64))

@@ -2,9 +2,10 @@
 
     python benchmarks/trees.py OTHER_CHECKOUT [THREADS]
 
-Each has its own .venv (created by `make demo`). GPT-2 124M with random weights, greedy: a prompt of 32 tokens and 16
-new ones, 8 prompts of different lengths and 8 new tokens each, and the first token after 256, interleaved. Prints the
-minimum of each in milliseconds, and the speed of this checkout relative to the other.
+Each has its own .venv (created by `make demo`). GPT-2 124M with random weights, greedy: a prompt of
+32 tokens and 16 new ones, 8 prompts of different lengths and 8 new tokens each, and the first token
+after 256, interleaved. Prints the minimum of each in milliseconds, and the speed of this checkout
+relative to the other.
 """
 
 import subprocess
@@ -29,9 +30,15 @@ def measure(threads: int, folder: str) -> None:
     torch.set_num_threads(threads)
     plain = {kind: {"dtype": kind} for kind in KINDS[:2]}
     options = plain | {kind: {"quantize": kind} for kind in KINDS[2:]}
-    models = {kind: from_pretrained(folder, device="cpu", **settings) for kind, settings in options.items()}
+    models = {
+        kind: from_pretrained(folder, device="cpu", **settings)
+        for kind, settings in options.items()
+    }
     torch.manual_seed(0)
-    prompts = {case: [torch.randint(50257, (n,)).tolist() for n in lengths] for case, (lengths, _) in CASES.items()}
+    prompts = {
+        case: [torch.randint(50257, (n,)).tolist() for n in lengths]
+        for case, (lengths, _) in CASES.items()
+    }
     print("ready", flush=True)
     for line in sys.stdin:
         case, kind = line.split()
@@ -48,7 +55,9 @@ def main(other: Path, threads: str) -> None:
         subprocess.run([python["this"], "-c", make], check=True)
         command = [__file__, "--measure", threads, folder]
         workers = {
-            name: subprocess.Popen([path, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            name: subprocess.Popen(
+                [path, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             for name, path in python.items()
         }
 
@@ -61,16 +70,22 @@ def main(other: Path, threads: str) -> None:
 
         for worker in workers.values():
             assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n", "a checkout cannot be measured: see its error above"
+            assert worker.stdout.readline() == "ready\n", (
+                "a checkout cannot be measured: see its error above"
+            )
         for case in CASES:
             for kind in KINDS:
                 times: dict[str, list[float]] = {name: [] for name in workers}
                 for turn in range(ROUNDS + 1):
                     for name in sorted(workers, reverse=turn % 2 == 1):
                         times[name].append(float(ask(name, f"{case} {kind}")))
-                best = {name: 1000 * min(seconds[1:]) for name, seconds in times.items()}  # the first round warms up
+                # the first round warms up
+                best = {name: 1000 * min(seconds[1:]) for name, seconds in times.items()}
                 ratio = best["other"] / best["this"]
-                print(f"{case:8}{kind:10}{best['other']:8.1f} {best['this']:8.1f} ms   {ratio:.2f}", flush=True)
+                print(
+                    f"{case:8}{kind:10}{best['other']:8.1f} {best['this']:8.1f} ms   {ratio:.2f}",
+                    flush=True,
+                )
         for worker in workers.values():
             assert worker.stdin is not None
             worker.stdin.close()

@@ -8,7 +8,8 @@
     print(tokenizer.decode(ids))
 
 Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_from_config()` and
-`gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import PyTorch.
+`gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import
+PyTorch.
 """
 
 from importlib import import_module
@@ -18,7 +19,6 @@ from minhub_py.models.registry import ENTRIES
 from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
-    from minhub_py.loading.adapters.attach import save_adapter as save_adapter
     from minhub_py.analysis.activations import activations as activations
     from minhub_py.analysis.agreement import agreement as agreement
     from minhub_py.analysis.annotate import annotate as annotate
@@ -52,12 +52,15 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.chat.turns import Reply as Reply
     from minhub_py.chat.turns import ReplySettings as ReplySettings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
-    from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
+    from minhub_py.checkpoints.tokenizers.tokenizer import (
+        tokenizer_from_pretrained as tokenizer_from_pretrained,
+    )
     from minhub_py.entry_points import *  # noqa: F403
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
     from minhub_py.jobs.replay import replay as replay
+    from minhub_py.loading.adapters.attach import save_adapter as save_adapter
     from minhub_py.loading.pretrained import from_pretrained as from_pretrained
     from minhub_py.loading.pretrained import save_pretrained as save_pretrained
     from minhub_py.system.device import devices as devices
@@ -114,7 +117,11 @@ _HOMES = {
     "Run": "training",
     "Settings": "training",
 }
-_HOMES |= {f"{name}{end}": "entry_points" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
+_HOMES |= {
+    f"{name}{end}": "entry_points"
+    for name in ENTRIES
+    for end in ("", "_from_config", "_from_pretrained")
+}
 __all__ = [*_HOMES]
 
 

@@ -1,4 +1,5 @@
-"""The functions of each architecture, such as `gpt2()`, `gpt2_from_config()` and `gpt2_from_pretrained()`.
+"""The functions of each architecture, such as `gpt2()`, `gpt2_from_config()` and
+`gpt2_from_pretrained()`.
 
 Editors and type checkers read entry_points.pyi, which `make stub` generates from the registry.
 """

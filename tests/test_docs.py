@@ -1,7 +1,9 @@
-"""Every code block of the README and the documentation runs, and `make docs` builds a site without external addresses.
+"""Every code block of the README and the documentation runs, and `make docs` builds a site without
+external addresses.
 
-Blocks of one page share their names, as a reader would type them. A small random model is served as each Hub repository
-that the pages name. Blocks marked `text` are not run: installations, several machines, and programs that do not end.
+Blocks of one page share their names, as a reader would type them. A small random model is served as
+each Hub repository that the pages name. Blocks marked `text` are not run: installations, several
+machines, and programs that do not end.
 """
 
 import contextlib
@@ -29,14 +31,20 @@ from minhub_py.models.registry import ENTRIES
 
 GENERATED = {"_build", "r", "notebooks"}  # folders of docs/
 PAGES = ["README.md"] + [
-    str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")) if not GENERATED & set(path.parts)
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if not GENERATED & set(path.parts)
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str, language: str) -> list[str]:
     """The blocks of a page in a language."""
-    return [code for name, code in FENCE.findall((ROOT / page).read_text(encoding="utf-8")) if name == language]
+    return [
+        code
+        for name, code in FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+        if name == language
+    ]
 
 
 def pages_with(language: str) -> list[str]:
@@ -45,7 +53,9 @@ def pages_with(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a reader: input.txt, and a Hub with the repositories that the pages name."""
+    """The working directory of a reader: input.txt, and a Hub with the repositories that the pages
+    name.
+    """
     publish(hub, tmp_path / "published")
     for name, value in hub.settings.items():
         monkeypatch.setenv(name, value)
@@ -69,7 +79,9 @@ def test_python_blocks_run(page: str, folder: Path) -> None:
             exec(compile(code, f"{page}, block {number}", "exec"), names)
 
 
-@pytest.mark.parametrize("notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_notebooks_run(notebook: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
@@ -82,8 +94,14 @@ def test_notebooks_run(notebook: Path) -> None:
 def test_shell_blocks_run(page: str, folder: Path) -> None:
     path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]])
     for code in blocks(page, "sh"):
-        process = subprocess.run(["bash", "-eu", "-c", code], capture_output=True, text=True, check=False,
-                                 env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, timeout=250)  # fmt: skip
+        process = subprocess.run(
+            ["bash", "-eu", "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+            timeout=250,
+        )
         assert process.returncode == 0, f"{code}\n{process.stderr}"
 
 
@@ -91,15 +109,27 @@ def test_shell_blocks_run(page: str, folder: Path) -> None:
 @pytest.mark.parametrize("page", pages_with("r"))
 def test_r_blocks_run(page: str, folder: Path, library: Path) -> None:
     code = "\n".join(["pdf(NULL)", *blocks(page, "r")])
-    process = subprocess.run([str(RSCRIPT), "-e", code], capture_output=True, text=True, check=False, timeout=250,
-                             env={**os.environ, "R_LIBS": str(library), "MINHUBPY_PYTHON": python(),
-                                  "OMP_NUM_THREADS": "1"})  # fmt: skip
+    process = subprocess.run(
+        [str(RSCRIPT), "-e", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+        env={
+            **os.environ,
+            "R_LIBS": str(library),
+            "MINHUBPY_PYTHON": python(),
+            "OMP_NUM_THREADS": "1",
+        },
+    )
     assert process.returncode == 0, process.stderr
 
 
 def test_readme_quotes_the_attention_of_gpt2() -> None:
     source = (ROOT / "minhub_py" / "models" / "gpt2.py").read_text(encoding="utf-8")
-    [quoted] = [code for code in blocks("README.md", "python") if code.startswith("class Attention")]
+    [quoted] = [
+        code for code in blocks("README.md", "python") if code.startswith("class Attention")
+    ]
     assert quoted.strip() in source
 
 
@@ -109,7 +139,9 @@ def test_readme_is_short() -> None:
 
 def test_the_table_of_architectures_lists_every_function_and_model_type() -> None:
     page = (ROOT / "docs/guides/architectures.md").read_text(encoding="utf-8")
-    cells = [row.split(" | ")[:2] for row in page.splitlines() if row.startswith("| `") and "…`" in row]
+    cells = [
+        row.split(" | ")[:2] for row in page.splitlines() if row.startswith("| `") and "…`" in row
+    ]
     names = {name for calls, _ in cells for name in re.findall(r"`(\w+)…`", calls)}
     types = {kind for _, kinds in cells for kind in re.findall(r"[\w-]+", kinds)}
     assert names == set(ENTRIES)
@@ -120,7 +152,9 @@ def test_links_between_pages_resolve() -> None:
     for page in PAGES:
         text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", text):
-            assert (ROOT / page).parent.joinpath(target).exists() or "reference/" in target, f"{page}: {target}"
+            assert (ROOT / page).parent.joinpath(target).exists() or "reference/" in target, (
+                f"{page}: {target}"
+            )
 
 
 class Addresses(HTMLParser):
@@ -131,7 +165,11 @@ class Addresses(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+        self.found += [
+            value or ""
+            for name, value in attrs
+            if name == "src" or (tag == "link" and name == "href")
+        ]
 
 
 class Text(HTMLParser):
@@ -186,7 +224,8 @@ def test_pages_contain_no_markup_of_their_sources_and_no_replaced_characters(sit
     for file in site.rglob("*.html"):
         prose = "".join(text_of(file).parts)
         assert not re.findall(r"\.\. [a-z:-]+::|^:\w+:`|\n```", prose), file
-        assert not re.findall(r"[“”]|\s–[a-z]", prose), file  # straight quotes and -- are typed in a shell
+        # straight quotes and -- are typed in a shell
+        assert not re.findall(r"[“”]|\s–[a-z]", prose), file
 
 
 def test_the_command_reference_quotes_every_help_text(site: Path) -> None:
@@ -200,5 +239,7 @@ def test_the_command_reference_quotes_every_help_text(site: Path) -> None:
             assert (expected in examples) if line.startswith("  ") else (expected in prose), line
         for option in command.params:
             if isinstance(option, click.Option):
-                assert f'id="cmdoption-minhub-{name}-{option.opts[0].lstrip("-")}"' in html, option.opts
+                assert f'id="cmdoption-minhub-{name}-{option.opts[0].lstrip("-")}"' in html, (
+                    option.opts
+                )
                 assert " ".join((option.help or "").replace("`", "").split()) in prose, option.help

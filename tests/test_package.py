@@ -16,26 +16,41 @@ import pytest
 import torch
 
 import minhub_py
-from minhub_py.models.registry import ARCHITECTURES
 from minhub_py.loading.doctor import PACKAGES
+from minhub_py.models.registry import ARCHITECTURES
 from r_bridge.probe import rpy2_range
 
 ROOT = Path(minhub_py.__file__).parents[1]
 
 
 def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["minhub_py", "minhub_py.cli.main", "minhub_py.models.registry", "r_bridge"])
+@pytest.mark.parametrize(
+    "module", ["minhub_py", "minhub_py.cli.main", "minhub_py.models.registry", "r_bridge"]
+)
 def test_importing_is_cheap(module: str) -> None:
     """The import budget: nothing heavy before it is used."""
-    heavy = {"torch", "numpy", "huggingface_hub", "httpx2", "tokenizers", "safetensors", "rich", "transformers"}
+    heavy = {
+        "torch",
+        "numpy",
+        "huggingface_hub",
+        "httpx2",
+        "tokenizers",
+        "safetensors",
+        "rich",
+        "transformers",
+    }
     assert python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
 def test_every_promised_name_is_there() -> None:
-    families = {f"{name}{end}" for name in ARCHITECTURES for end in ("", "_from_config", "_from_pretrained")}
+    families = {
+        f"{name}{end}" for name in ARCHITECTURES for end in ("", "_from_config", "_from_pretrained")
+    }
     others = {
         "from_pretrained",
         "tokenizer_from_pretrained",
@@ -71,7 +86,9 @@ print("ok")
 def test_fresh_models_and_their_mistakes() -> None:
     model = minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5)
     assert model.config.n_positions == 1024
-    with pytest.raises(ValueError, match="GPT-2 has no setting layers; its settings are vocab_size, n_positions"):
+    with pytest.raises(
+        ValueError, match="GPT-2 has no setting layers; its settings are vocab_size, n_positions"
+    ):
         minhub_py.gpt2(layers=3)
     with pytest.raises(ValueError, match=r"n_embd \(10\) must be a multiple of n_head \(3\)"):
         minhub_py.gpt2(n_embd=10, n_head=3)
@@ -82,8 +99,10 @@ def test_fresh_models_and_their_mistakes() -> None:
 
 
 def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
-    for model in (minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5),
-                  minhub_py.gptneo(num_layers=2, hidden_size=8, num_heads=2, vocab_size=5, window_size=3)):  # fmt: skip
+    for model in (
+        minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5),
+        minhub_py.gptneo(num_layers=2, hidden_size=8, num_heads=2, vocab_size=5, window_size=3),
+    ):
         again = pickle.loads(pickle.dumps(model))
         assert torch.equal(again.wte.weight, model.wte.weight)
         minhub_py.save_pretrained(torch.compile(model), tmp_path)
@@ -91,7 +110,9 @@ def test_models_can_be_pickled_and_saved_when_compiled(tmp_path: Path) -> None:
 
 
 def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
-    """A fine-tuning step writes to the model's pages, never to the file, and saving over the file is safe."""
+    """A fine-tuning step writes to the model's pages, never to the file, and saving over the file
+    is safe.
+    """
     torch.manual_seed(0)
     minhub_py.save_pretrained(minhub_py.gpt2(n_layer=1, n_embd=8, n_head=2, vocab_size=5), tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -102,27 +123,40 @@ def test_weights_are_mapped_and_yet_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == before
     minhub_py.save_pretrained(model, tmp_path)
     again = minhub_py.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_saving_refuses_what_it_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="takes models of this package, not Linear"):
         minhub_py.save_pretrained(torch.nn.Linear(1, 1), tmp_path)
-    with pytest.raises(ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not its name"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer must be a tokenizers\.Tokenizer, not its name"
+    ):
         minhub_py.save_pretrained(minhub_py.lstm(hidden_size=2, embedding_size=2), tmp_path, "gpt2")
     assert not any(tmp_path.iterdir())
 
 
 def test_dir_lists_public_names_alone() -> None:
-    names = python("import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))").split()
+    names = python(
+        "import minhub_py, minhub_py.cli.main; minhub_py.generate; print(*dir(minhub_py))"
+    ).split()
     assert [name for name in names if not name.startswith("__")] == sorted(minhub_py.__all__)
     assert "__version__" in names
 
 
 def test_modules_import_no_cycle() -> None:
     """At import time, and under TYPE_CHECKING. Imports within functions are not counted."""
-    files = [path for package in ("minhub_py", "weights_map", "r_bridge") for path in (ROOT / package).rglob("*.py")]
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    files = [
+        path
+        for package in ("minhub_py", "weights_map", "r_bridge")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+    }
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
         results: set[str] = set()
@@ -183,8 +217,12 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_doctor_knows_the_versions_of_pyproject() -> None:
     required = importlib.metadata.requires("minhub_py")
-    oldest = {name: version for line in required if "extra" not in line
-              for name, version in re.findall(r"^([\w-]+).*?>=([\d.]+)", line)}  # fmt: skip
+    oldest = {
+        name: version
+        for line in required
+        if "extra" not in line
+        for name, version in re.findall(r"^([\w-]+).*?>=([\d.]+)", line)
+    }
     assert oldest == PACKAGES
 
 
@@ -197,7 +235,8 @@ def test_the_wrong_family_names_the_right_call() -> None:
 
 def test_from_config_has_the_sizes_and_fresh_weights() -> None:
     model, pretrained = (
-        getattr(minhub_py, f"gpt2_from_{how}")("minhub/shakespeare-gpt2") for how in ("config", "pretrained")
+        getattr(minhub_py, f"gpt2_from_{how}")("minhub/shakespeare-gpt2")
+        for how in ("config", "pretrained")
     )
     assert model.config == pretrained.config
     assert not pretrained.training
@@ -206,24 +245,42 @@ def test_from_config_has_the_sizes_and_fresh_weights() -> None:
 
 def build(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Compile the decoder to `out`, as pip does."""
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", out / "temp"]
+    command = [
+        sys.executable,
+        "setup.py",
+        "build_ext",
+        "--build-lib",
+        out,
+        "--build-temp",
+        out / "temp",
+    ]
     environment = {**os.environ, "MINHUB_NO_DECODER": "", **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_failed_compilation_is_an_error_unless_the_decoder_is_left_out(tmp_path: Path) -> None:
-    # It compiles an empty file: the other tests run the decoder as this installation has compiled it.
+    # It compiles an empty file: the other tests run the decoder as this installation has compiled
+    # it.
     quick = tmp_path / "quick"
-    quick.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec {sys.executable} -c '
-                     '"open(__import__(\'sys\').argv[1], \'w\')" "$2"\n')  # fmt: skip
+    quick.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec {sys.executable} -c '
+        "\"open(__import__('sys').argv[1], 'w')\" \"$2\"\n"
+    )
     quick.chmod(0o700)
     result = build(tmp_path / "failed", CC="/bin/false")
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: the C decoder of minhub_py was not compiled (")
+    assert result.stderr.splitlines()[-1].startswith(
+        "error: the C decoder of minhub_py was not compiled ("
+    )
     assert "set MINHUB_NO_DECODER=1" in result.stderr
     assert build(tmp_path / "without", CC="/bin/false", MINHUB_NO_DECODER="1").returncode == 0
     assert build(tmp_path / "compiled", CC=str(quick)).returncode == 0
-    assert [len(list((tmp_path / name).rglob("_decoder*"))) for name in ("failed", "without", "compiled")] == [0, 0, 2]
+    assert [
+        len(list((tmp_path / name).rglob("_decoder*")))
+        for name in ("failed", "without", "compiled")
+    ] == [0, 0, 2]
 
 
 def test_pip_installs_a_compiler_for_the_build_where_none_works(tmp_path: Path) -> None:
@@ -232,29 +289,61 @@ def test_pip_installs_a_compiler_for_the_build_where_none_works(tmp_path: Path) 
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o700)
-    for environment, expected in (({}, True), ({"CC": "/bin/false"}, False), ({"MINHUB_NO_DECODER": "1"}, False)):
+    for environment, expected in (
+        ({}, True),
+        ({"CC": "/bin/false"}, False),
+        ({"MINHUB_NO_DECODER": "1"}, False),
+    ):
         result = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
             env={"PATH": str(tmp_path), "HOME": str(tmp_path), **environment},
-        )  # fmt: skip
+        )
         assert ("ziglang~=" in result.stdout.splitlines()[-1]) == expected, environment
 
 
 def test_every_package_is_installed() -> None:
-    """An editable installation, as in these tests, contains every folder; a wheel only what pyproject.toml lists."""
-    listed = re.search(r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    """An editable installation, as in these tests, contains every folder; a wheel only what
+    pyproject.toml lists.
+    """
+    listed = re.search(
+        r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert listed is not None
-    folders = [path.parent.relative_to(ROOT) for name in ("minhub_py", "weights_map", "r_bridge")
-               for path in (ROOT / name).rglob("__init__.py")]  # fmt: skip
+    folders = [
+        path.parent.relative_to(ROOT)
+        for name in ("minhub_py", "weights_map", "r_bridge")
+        for path in (ROOT / name).rglob("__init__.py")
+    ]
     assert set(re.findall(r'"(.*?)"', listed[1])) == {".".join(folder.parts) for folder in folders}
 
 
 def test_new_models_accept_the_names_of_config_json() -> None:
     bloom = minhub_py.bloom(n_layer=1, n_head=2, n_embed=8, vocab_size=5)
-    assert (bloom.config.num_hidden_layers, bloom.config.num_attention_heads, bloom.config.hidden_size) == (1, 2, 8)
-    assert minhub_py.xglm(num_layers=1, d_model=8, attention_heads=2, ffn_dim=8, vocab_size=5).config.hidden_size == 8
-    small = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "vocab_size": 5}  # fmt: skip
+    assert (
+        bloom.config.num_hidden_layers,
+        bloom.config.num_attention_heads,
+        bloom.config.hidden_size,
+    ) == (1, 2, 8)
+    assert (
+        minhub_py.xglm(
+            num_layers=1, d_model=8, attention_heads=2, ffn_dim=8, vocab_size=5
+        ).config.hidden_size
+        == 8
+    )
+    small = {
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 5,
+    }
     assert minhub_py.mixtral(num_local_experts=2, **small).config.num_experts == 2
-    with pytest.raises(ValueError, match="BLOOM: n_layer and num_hidden_layers are names of one setting: use one"):
+    with pytest.raises(
+        ValueError, match="BLOOM: n_layer and num_hidden_layers are names of one setting: use one"
+    ):
         minhub_py.bloom(n_layer=1, num_hidden_layers=1)

@@ -18,21 +18,64 @@ table = Table(
         Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
         Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
         Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # The model_type and attention_bias decide which of these exist; the model reports missing ones.
-        Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.o_proj.bias", "layers.{}.self_attn.o_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.q_norm.weight", "layers.{}.self_attn.q_norm.weight", same, optional=True),
-        Row("model.layers.{}.self_attn.k_norm.weight", "layers.{}.self_attn.k_norm.weight", same, optional=True),
-        Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
-        Row("model.layers.{}.pre_feedforward_layernorm.weight", "layers.{}.pre_feedforward_layernorm.weight", same,
-            optional=True),
+        # The model_type and attention_bias decide which of these exist; the model reports missing
+        # ones.
+        Row(
+            "model.layers.{}.self_attn.q_proj.bias",
+            "layers.{}.self_attn.q_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.k_proj.bias",
+            "layers.{}.self_attn.k_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.v_proj.bias",
+            "layers.{}.self_attn.v_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.o_proj.bias",
+            "layers.{}.self_attn.o_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.q_norm.weight",
+            "layers.{}.self_attn.q_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.k_norm.weight",
+            "layers.{}.self_attn.k_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.post_attention_layernorm.weight",
+            "layers.{}.post_attention_layernorm.weight",
+            same,
+        ),
+        Row(
+            "model.layers.{}.pre_feedforward_layernorm.weight",
+            "layers.{}.pre_feedforward_layernorm.weight",
+            same,
+            optional=True,
+        ),
         Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
         Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
         Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
-        Row("model.layers.{}.post_feedforward_layernorm.weight", "layers.{}.post_feedforward_layernorm.weight", same,
-            optional=True),
+        Row(
+            "model.layers.{}.post_feedforward_layernorm.weight",
+            "layers.{}.post_feedforward_layernorm.weight",
+            same,
+            optional=True,
+        ),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
@@ -42,9 +85,15 @@ table = Table(
         Row("vision_tower.*", (), drop),
         Row("multi_modal_projector.*", (), drop),
     ),
-    # gemma3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
-    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
-)  # fmt: skip
+    # gemma3 files have the text model below `language_model`, in two spellings. The last is of
+    # embedding models.
+    spellings=(
+        ("language_model.", ""),
+        ("model.language_model.", "model."),
+        ("model.", ""),
+        ("", "model."),
+    ),
+)
 
 GGUF_SETTINGS = {
     "context_length": "max_position_embeddings",
@@ -70,17 +119,32 @@ GGUF_ROWS = (
     Row("output.weight", "lm_head.weight", same, optional=True),
 )
 GGUF_FOUR_NORMS = (
-    Row("blk.{}.post_attention_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
+    Row(
+        "blk.{}.post_attention_norm.weight",
+        "model.layers.{}.post_attention_layernorm.weight",
+        subtract_one,
+    ),
     Row("blk.{}.ffn_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight", subtract_one),
-    Row("blk.{}.post_ffw_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight", subtract_one),
+    Row(
+        "blk.{}.post_ffw_norm.weight",
+        "model.layers.{}.post_feedforward_layernorm.weight",
+        subtract_one,
+    ),
 )
-GGUF_WINDOWS = {"attention.sliding_window": "sliding_window", "final_logit_softcapping": "final_logit_softcapping"}
+GGUF_WINDOWS = {
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 def score_scale(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by their layers, differ."""
+    """The scale of attention scores, which the files lack. As in llama.cpp, the 27B models, by
+    their layers, differ.
+    """
     size = settings["hidden_size"] // settings["num_attention_heads"]
-    is_27b = settings.get("num_hidden_layers") == (46 if "attn_logit_softcapping" in settings else 62)
+    is_27b = settings.get("num_hidden_layers") == (
+        46 if "attn_logit_softcapping" in settings else 62
+    )
     return {"query_pre_attn_scalar": size if is_27b else settings["head_dim"]}
 
 
@@ -91,13 +155,21 @@ gguf = (
         settings=GGUF_SETTINGS,
         rows=(
             *GGUF_ROWS,
-            Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", subtract_one),
+            Row(
+                "blk.{}.ffn_norm.weight",
+                "model.layers.{}.post_attention_layernorm.weight",
+                subtract_one,
+            ),
         ),
     ),
     GGUFArchitecture(
         "gemma2",
         model_type="gemma2",
-        settings={**GGUF_SETTINGS, **GGUF_WINDOWS, "attn_logit_softcapping": "attn_logit_softcapping"},
+        settings={
+            **GGUF_SETTINGS,
+            **GGUF_WINDOWS,
+            "attn_logit_softcapping": "attn_logit_softcapping",
+        },
         rows=(*GGUF_ROWS, *GGUF_FOUR_NORMS),
         derive=score_scale,
     ),
@@ -108,8 +180,12 @@ gguf = (
         rows=(
             *GGUF_ROWS,
             *GGUF_FOUR_NORMS,
-            Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", subtract_one),
-            Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", subtract_one),
+            Row(
+                "blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", subtract_one
+            ),
+            Row(
+                "blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", subtract_one
+            ),
         ),
         derive=score_scale,
     ),

@@ -1,7 +1,8 @@
-"""Weight table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both sides.
+"""Weight table of Llama, Mistral, Ministral, Qwen 2 and Qwen 3. All matrices are nn.Linear on both
+sides.
 
-The Hub stores rotary dimensions of q and k as halves, as in the model file, so no row is permuted. The GGUF
-architecture llama, which includes Mistral, stores them as pairs.
+The Hub stores rotary dimensions of q and k as halves, as in the model file, so no row is permuted.
+The GGUF architecture llama, which includes Mistral, stores them as pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,20 +21,65 @@ table = Table(
         Row("model.layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.k_proj.weight", same),
         Row("model.layers.{}.self_attn.v_proj.weight", "layers.{}.self_attn.v_proj.weight", same),
         Row("model.layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.weight", same),
-        # The model_type and flags of the config decide which of these exist; the model reports missing ones.
-        Row("model.layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.q_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.k_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.v_proj.bias", "layers.{}.self_attn.v_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.o_proj.bias", "layers.{}.self_attn.o_proj.bias", same, optional=True),
-        Row("model.layers.{}.self_attn.q_norm.weight", "layers.{}.self_attn.q_norm.weight", same, optional=True),
-        Row("model.layers.{}.self_attn.k_norm.weight", "layers.{}.self_attn.k_norm.weight", same, optional=True),
-        Row("model.layers.{}.post_attention_layernorm.weight", "layers.{}.post_attention_layernorm.weight", same),
+        # The model_type and flags of the config decide which of these exist; the model reports
+        # missing ones.
+        Row(
+            "model.layers.{}.self_attn.q_proj.bias",
+            "layers.{}.self_attn.q_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.k_proj.bias",
+            "layers.{}.self_attn.k_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.v_proj.bias",
+            "layers.{}.self_attn.v_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.o_proj.bias",
+            "layers.{}.self_attn.o_proj.bias",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.q_norm.weight",
+            "layers.{}.self_attn.q_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.self_attn.k_norm.weight",
+            "layers.{}.self_attn.k_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "model.layers.{}.post_attention_layernorm.weight",
+            "layers.{}.post_attention_layernorm.weight",
+            same,
+        ),
         Row("model.layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.gate_proj.weight", same),
         Row("model.layers.{}.mlp.up_proj.weight", "layers.{}.mlp.up_proj.weight", same),
         Row("model.layers.{}.mlp.down_proj.weight", "layers.{}.mlp.down_proj.weight", same),
-        Row("model.layers.{}.mlp.gate_proj.bias", "layers.{}.mlp.gate_proj.bias", same, optional=True),
+        Row(
+            "model.layers.{}.mlp.gate_proj.bias",
+            "layers.{}.mlp.gate_proj.bias",
+            same,
+            optional=True,
+        ),
         Row("model.layers.{}.mlp.up_proj.bias", "layers.{}.mlp.up_proj.bias", same, optional=True),
-        Row("model.layers.{}.mlp.down_proj.bias", "layers.{}.mlp.down_proj.bias", same, optional=True),
+        Row(
+            "model.layers.{}.mlp.down_proj.bias",
+            "layers.{}.mlp.down_proj.bias",
+            same,
+            optional=True,
+        ),
         Row("model.norm.weight", "norm.weight", same),
         Row("lm_head.weight", "lm_head.weight", tie("model.embed_tokens.weight")),
         Row("score.weight", "head.out.weight", same, optional=True, head="sequence"),
@@ -43,15 +89,25 @@ table = Table(
         Row("vision_tower.*", (), drop),
         Row("multi_modal_projector.*", (), drop),
     ),
-    # mistral3 files have the text model below `language_model`, in two spellings. The last is of embedding models.
-    spellings=(("language_model.", ""), ("model.language_model.", "model."), ("model.", ""), ("", "model.")),
+    # mistral3 files have the text model below `language_model`, in two spellings. The last is of
+    # embedding models.
+    spellings=(
+        ("language_model.", ""),
+        ("model.language_model.", "model."),
+        ("model.", ""),
+        ("", "model."),
+    ),
 )
 
 
 # Biases of layer norms, in other architectures of the general decoder.
 NORM_BIASES = (
     Row("model.layers.{}.input_layernorm.bias", "layers.{}.input_layernorm.bias", same),
-    Row("model.layers.{}.post_attention_layernorm.bias", "layers.{}.post_attention_layernorm.bias", same),
+    Row(
+        "model.layers.{}.post_attention_layernorm.bias",
+        "layers.{}.post_attention_layernorm.bias",
+        same,
+    ),
     Row("model.norm.bias", "norm.bias", same),
 )
 GGUF_NORM_BIASES = (
@@ -66,27 +122,40 @@ PLAIN = tuple(f"model.layers.{{}}.mlp.{name}_proj.bias" for name in ("gate", "up
 
 
 def relative(model_type: str, *rows: Row, without: Sequence[str] = ()) -> Table:
-    """The table of the general decoder: Llama's rows, except those with a Hub or native template of `rows`.
+    """The table of the general decoder: Llama's rows, except those with a Hub or native template of
+    `rows`.
 
     without: native templates that the model does not have.
     """
     hub = {template for row in rows for template in row.templates("hub")}
     native = {*without, *(template for row in rows for template in row.templates("native"))}
-    others = [row for row in table.rows if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})]
+    others = [
+        row
+        for row in table.rows
+        if not (hub & {*row.templates("hub")} or native & {*row.templates("native")})
+    ]
     return Table(model_type, (*others, *rows), (("", "model."),))
 
 
 def gguf_architecture(
-    name: str, q: Operation = same, k: Operation = same, *rows: Row, model_types: Sequence[str] = (),
-    without: Sequence[str] = (), settings: Mapping[str, str] = MappingProxyType({}), derive: Derive = no_settings,
-    encode: Encode = no_keys, required: Mapping[str, Any] = MappingProxyType({}),
+    name: str,
+    q: Operation = same,
+    k: Operation = same,
+    *rows: Row,
+    model_types: Sequence[str] = (),
+    without: Sequence[str] = (),
+    settings: Mapping[str, str] = MappingProxyType({}),
+    derive: Derive = no_settings,
+    encode: Encode = no_keys,
+    required: Mapping[str, Any] = MappingProxyType({}),
     flags: Mapping[str, str] = MappingProxyType({}),
-) -> GGUFArchitecture:  # fmt: skip
-    """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a template of `rows`.
+) -> GGUFArchitecture:
+    """The GGUF architecture of Llama or of the general decoder: Llama's rows, except those with a
+    template of `rows`.
 
-    q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by default the name.
-    without: Hub templates that the model does not have.    settings: in addition to Llama's.    derive, encode,
-    required: see `GGUFArchitecture`.    flags: setting -> tensor.
+    q, k: operations for the rows of q and k.    model_types: of the Hub, the first for reading; by
+    default the name. without: Hub templates that the model does not have.    settings: in addition
+    to Llama's.    derive, encode, required: see `GGUFArchitecture`.    flags: setting -> tensor.
     """
     common = {
         "context_length": "max_position_embeddings",
@@ -108,9 +177,21 @@ def gguf_architecture(
         Row("blk.{}.attn_q.bias", "model.layers.{}.self_attn.q_proj.bias", q, optional=True),
         Row("blk.{}.attn_k.bias", "model.layers.{}.self_attn.k_proj.bias", k, optional=True),
         Row("blk.{}.attn_v.bias", "model.layers.{}.self_attn.v_proj.bias", same, optional=True),
-        Row("blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias", same, optional=True),
-        Row("blk.{}.attn_q_norm.weight", "model.layers.{}.self_attn.q_norm.weight", same, optional=True),
-        Row("blk.{}.attn_k_norm.weight", "model.layers.{}.self_attn.k_norm.weight", same, optional=True),
+        Row(
+            "blk.{}.attn_output.bias", "model.layers.{}.self_attn.o_proj.bias", same, optional=True
+        ),
+        Row(
+            "blk.{}.attn_q_norm.weight",
+            "model.layers.{}.self_attn.q_norm.weight",
+            same,
+            optional=True,
+        ),
+        Row(
+            "blk.{}.attn_k_norm.weight",
+            "model.layers.{}.self_attn.k_norm.weight",
+            same,
+            optional=True,
+        ),
         Row("blk.{}.ffn_norm.weight", "model.layers.{}.post_attention_layernorm.weight", same),
         Row("blk.{}.ffn_gate.weight", "model.layers.{}.mlp.gate_proj.weight", same),
         Row("blk.{}.ffn_up.weight", "model.layers.{}.mlp.up_proj.weight", same),
@@ -123,14 +204,25 @@ def gguf_architecture(
         # Llama 3's frequency factors, a setting on the Hub.
         Row("rope_freqs.weight", (), drop),
     )
-    replaced = {*without, *(template for row in rows for side in SIDES for template in row.templates(side))}
-    kept = [row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}]
+    replaced = {
+        *without,
+        *(template for row in rows for side in SIDES for template in row.templates(side)),
+    }
+    kept = [
+        row for row in usual if not replaced & {*row.templates("hub"), *row.templates("native")}
+    ]
     model_types = model_types or (name,)
     return GGUFArchitecture(
-        name, model_types[0], common | dict(settings), (*kept, *rows),
-        {tensor: flag for flag, tensor in flags.items()}, derive, required, model_types=tuple(model_types),
+        name,
+        model_types[0],
+        common | dict(settings),
+        (*kept, *rows),
+        {tensor: flag for flag, tensor in flags.items()},
+        derive,
+        required,
+        model_types=tuple(model_types),
         encode=encode,
-    )  # fmt: skip
+    )
 
 
 PAIRS = pairs_to_halves("num_attention_heads"), pairs_to_halves("num_key_value_heads")

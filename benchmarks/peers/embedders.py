@@ -1,8 +1,9 @@
-"""Libraries that embed texts: one class for each, with the same checkpoint, tokenizer, pooling and normalization.
+"""Libraries that embed texts: one class for each, with the same checkpoint, tokenizer, pooling and
+normalization.
 
-sentence-transformers and this package read modules.json. The others get token IDs from the same tokenizer.json, compute
-hidden states of padded batches, sorted by length, and pool as MiniLM does: the mean of a text's tokens, divided by its
-length. Libraries are imported only here.
+sentence-transformers and this package read modules.json. The others get token IDs from the same
+tokenizer.json, compute hidden states of padded batches, sorted by length, and pool as MiniLM does:
+the mean of a text's tokens, divided by its length. Libraries are imported only here.
 """
 
 import os
@@ -60,7 +61,10 @@ class Embedder(ABC):
         usage, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         self.embed(texts)
         elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-        return {"cpu": after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime, "elapsed": elapsed}
+        return {
+            "cpu": after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime,
+            "elapsed": elapsed,
+        }
 
     def sample(self, texts: list[str]) -> list[list[float]]:
         """The embeddings, to compare libraries."""
@@ -76,7 +80,10 @@ class Minhub(Embedder):
         from minhub_py import from_pretrained, tokenizer_from_pretrained
 
         torch.set_num_threads(threads)
-        self.model, self.tokenizer = from_pretrained(folder, device="cpu", **options), tokenizer_from_pretrained(folder)
+        self.model, self.tokenizer = (
+            from_pretrained(folder, device="cpu", **options),
+            tokenizer_from_pretrained(folder),
+        )
 
     def states(self, ids: Matrix, mask: Matrix) -> Matrix:
         raise NotImplementedError
@@ -113,8 +120,11 @@ class ONNXRuntime(Embedder):
         super().__init__(folder, batch)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning is CPU time, too
-        self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        # spinning is CPU time, too
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = onnxruntime.InferenceSession(
+            file, options, providers=["CPUExecutionProvider"]
+        )
 
     def states(self, ids: Matrix, mask: Matrix) -> Matrix:
         return self.session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
@@ -127,7 +137,11 @@ class OpenVINO(Embedder):
         import openvino
 
         super().__init__(folder, batch)
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+        }
         self.request = openvino.Core().compile_model(file, "CPU", settings).create_infer_request()
 
     def states(self, ids: Matrix, mask: Matrix) -> Matrix:
@@ -137,11 +151,15 @@ class OpenVINO(Embedder):
 class CTranslate2(Embedder):
     """CTranslate2, which removes the padding of linear layers itself. file: a converted folder."""
 
-    def __init__(self, folder: str, threads: int, file: str, compute_type: str, batch: int = 8) -> None:
+    def __init__(
+        self, folder: str, threads: int, file: str, compute_type: str, batch: int = 8
+    ) -> None:
         import ctranslate2
 
         super().__init__(folder, batch)
-        self.encoder = ctranslate2.Encoder(file, device="cpu", compute_type=compute_type, intra_threads=threads)
+        self.encoder = ctranslate2.Encoder(
+            file, device="cpu", compute_type=compute_type, intra_threads=threads
+        )
 
     def states(self, ids: Matrix, mask: Matrix) -> Matrix:
         rows = [row[:length].tolist() for row, length in zip(ids, mask.sum(axis=1), strict=True)]
@@ -149,7 +167,9 @@ class CTranslate2(Embedder):
 
 
 class Export:
-    """Writes the files of the other libraries. It runs in a separate process, because it imports most of them."""
+    """Writes the files of the other libraries. It runs in a separate process, because it imports
+    most of them.
+    """
 
     def __init__(self, threads: int) -> None:
         pass
@@ -167,16 +187,24 @@ class Export:
                 self.model = model
 
             def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-                return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+                return self.model(
+                    input_ids=input_ids, attention_mask=attention_mask
+                ).last_hidden_state
 
         example = torch.tensor([[101, 7592, 2088, 102, 0, 0], [101, 2023, 2003, 1037, 3231, 102]])
         batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens", max=512)
         shapes = {"input_ids": {0: batch, 1: tokens}, "attention_mask": {0: batch, 1: tokens}}
-        # With an example without padding, the file computes another function (docs/benchmarks/experiments.md).
+        # With an example without padding, the file computes another function
+        # (docs/benchmarks/experiments.md).
         torch.onnx.export(
-            States(), (example, (example > 0).long()), file, input_names=list(shapes), dynamic_shapes=shapes,
-            dynamo=True, optimize=False,
-        )  # fmt: skip
+            States(),
+            (example, (example > 0).long()),
+            file,
+            input_names=list(shapes),
+            dynamic_shapes=shapes,
+            dynamo=True,
+            optimize=False,
+        )
         return file
 
     def onnx_int8(self, file: str, result: str) -> str:

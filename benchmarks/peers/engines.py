@@ -1,6 +1,8 @@
-"""The tasks of workers: one class per library, with the same methods. Libraries are imported only here.
+"""The tasks of workers: one class per library, with the same methods. Libraries are imported only
+here.
 
-Generation is always greedy and ignores end-of-text tokens, so that all libraries generate the same number of tokens.
+Generation is always greedy and ignores end-of-text tokens, so that all libraries generate the same
+number of tokens.
 """
 
 import math
@@ -19,7 +21,9 @@ Ids = list[int]
 
 
 class Generator(ABC):
-    """A library with a loaded model. prompts: lists of token IDs.    new: tokens for each. Times are in seconds."""
+    """A library with a loaded model. prompts: lists of token IDs.    new: tokens for each. Times
+    are in seconds.
+    """
 
     @abstractmethod
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
@@ -29,7 +33,11 @@ class Generator(ABC):
         """Generate, and return the time, the CPU time of all threads, and the ids."""
         start, cpu_start = time.perf_counter(), time.process_time()
         ids = self.generate(prompts, new, **options)
-        return {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start, "ids": ids}
+        return {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - cpu_start,
+            "ids": ids,
+        }
 
 
 class Streamer(Generator):
@@ -79,7 +87,11 @@ class Minhub(Streamer):
         def held(module: nn.Module) -> int:
             return sum(tensor.nbytes for tensor in module.state_dict().values())
 
-        embeddings = [part for part in self.model.children() if isinstance(part, nn.Embedding | QuantizedEmbedding)]
+        embeddings = [
+            part
+            for part in self.model.children()
+            if isinstance(part, nn.Embedding | QuantizedEmbedding)
+        ]
         # The first is the token embedding, which is also the head if they are tied.
         rows_only = embeddings[1:] if self.model.config.tie_word_embeddings else embeddings
         return held(self.model) - sum(map(held, rows_only))
@@ -142,16 +154,22 @@ class CTranslate2(Generator):
         """The new ids of each prompt."""
         tokens = [list(map(str, prompt)) for prompt in prompts]  # the tokens of `Numbers`
         results = self.model.generate_batch(
-            tokens, max_length=new, min_length=new, beam_size=1, sampling_topk=1, include_prompt_in_result=False
+            tokens,
+            max_length=new,
+            min_length=new,
+            beam_size=1,
+            sampling_topk=1,
+            include_prompt_in_result=False,
         )
         return [result.sequences_ids[0] for result in results]
 
 
 class LlamaCpp(Generator):
-    """llama.cpp with a GGUF file and greedy decoding. Several prompts are sequences of one llama_batch.
+    """llama.cpp with a GGUF file and greedy decoding. Several prompts are sequences of one
+    llama_batch.
 
-    cache: "float32" for keys and values in float32, without flash attention, which rounds them to float16. Otherwise
-    llama.cpp's defaults apply: both.
+    cache: "float32" for keys and values in float32, without flash attention, which rounds them to
+    float16. Otherwise llama.cpp's defaults apply: both.
     """
 
     def __init__(self, folder: str, threads: int, cache: str | None = None) -> None:
@@ -161,14 +179,18 @@ class LlamaCpp(Generator):
         self.api, self.np = llama_cpp, np
         self.threads, self.cache = threads, cache
         llama_cpp.llama_backend_init()
-        self.model: Any = llama_cpp.llama_model_load_from_file(folder.encode(), llama_cpp.llama_model_default_params())
+        self.model: Any = llama_cpp.llama_model_load_from_file(
+            folder.encode(), llama_cpp.llama_model_default_params()
+        )
         if not self.model:
             raise RuntimeError(f"llama.cpp does not open {folder}")
         self.size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.contexts: dict[tuple[int, int], Any] = {}
 
     def context(self, rows: int, positions: int) -> Any:
-        """A context for `rows` sequences of this length; each is created once, in the warm-up round."""
+        """A context for `rows` sequences of this length; each is created once, in the warm-up
+        round.
+        """
         if (rows, positions) not in self.contexts:
             self.contexts[rows, positions] = self._make_context(rows, positions)
         return self.contexts[rows, positions]
@@ -181,7 +203,11 @@ class LlamaCpp(Generator):
 
     def _make_context(self, rows: int, positions: int) -> Any:
         settings = self.api.llama_context_default_params()
-        settings.n_seq_max, settings.n_ctx, settings.n_batch = rows, rows * positions, rows * positions
+        settings.n_seq_max, settings.n_ctx, settings.n_batch = (
+            rows,
+            rows * positions,
+            rows * positions,
+        )
         settings.n_threads = settings.n_threads_batch = self.threads
         if self.cache == "float32":
             settings.type_k = settings.type_v = self.api.GGML_TYPE_F32
@@ -194,8 +220,10 @@ class LlamaCpp(Generator):
     def generate(self, prompts: list[Ids], new: int, **options: Any) -> list[Ids]:
         """The new ids of each prompt."""
         longest = max(map(len, prompts)) + new
-        context = self.context(len(prompts), 256 * math.ceil(longest / 256))  # llama.cpp rounds to 256 anyway
-        self.api.llama_memory_clear(self.api.llama_get_memory(context), False)  # without zeros, which take time
+        # llama.cpp rounds to 256 anyway
+        context = self.context(len(prompts), 256 * math.ceil(longest / 256))
+        # without zeros, which take time
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), False)
         generated: list[Ids] = [[] for _ in prompts]
         for step in range(new):
             rows = [ids[-1:] for ids in generated] if step else prompts
@@ -205,7 +233,9 @@ class LlamaCpp(Generator):
         return generated
 
     def logits(self, context: Any, rows: list[Ids], starts: list[int]) -> list[Any]:
-        """Read ids of each row, from its position `starts`. Returns the logits after the last, each an array (V,)."""
+        """Read ids of each row, from its position `starts`. Returns the logits after the last, each
+        an array (V,).
+        """
         count = sum(map(len, rows))
         batch = self.api.llama_batch_init(count, 0, 1)
         batch.n_tokens = count
@@ -231,10 +261,12 @@ class LlamaCpp(Generator):
 
 
 class OpenVINO(Generator):
-    """OpenVINO with a model exported by `Converter`: one stateful request, with cached keys and values.
+    """OpenVINO with a model exported by `Converter`: one stateful request, with cached keys and
+    values.
 
-    precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values in float32, too, and
-    does not round the inputs of products in 8 and 4 bits; otherwise they are rounded to 16 bits or less.
+    precision: of products, "f32" or "bf16"; OpenVINO's default if None. "f32" has keys and values
+    in float32, too, and does not round the inputs of products in 8 and 4 bits; otherwise they are
+    rounded to 16 bits or less.
     """
 
     def __init__(self, folder: str, threads: int, precision: str | None = None) -> None:
@@ -257,17 +289,22 @@ class OpenVINO(Generator):
         """The new ids of each prompt; a batch is padded on the left."""
         np = self.np
         width = max(map(len, prompts))
-        ids = np.array([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # (B, T), then (B, 1)
-        mask = np.array([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])  # of all positions
+        # (B, T), then (B, 1)
+        ids = np.array([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        # of all positions
+        mask = np.array([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         self.request.reset_state()
         generated = []
         while True:
             inputs = {
-                "input_ids": ids, "attention_mask": mask,
+                "input_ids": ids,
+                "attention_mask": mask,
                 "position_ids": np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :],
                 "beam_idx": np.arange(len(prompts), dtype=np.int32),  # each row continues itself
-            }  # fmt: skip
-            self.request.infer({name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
+            }
+            self.request.infer(
+                {name: inputs[name] for name in self.inputs}, share_inputs=True, share_outputs=True
+            )
             ids = self.request.get_tensor("logits").data[:, -1].argmax(-1)[:, None]
             generated.append(ids)
             if len(generated) == new:
@@ -280,7 +317,9 @@ class OpenVINO(Generator):
 
 
 class Numbers:
-    """A tokenizer whose tokens are the ids as text: CTranslate2 requires a tokenizer, but a model may have none."""
+    """A tokenizer whose tokens are the ids as text: CTranslate2 requires a tokenizer, but a model
+    may have none.
+    """
 
     bos_token = eos_token = unk_token = "0"
 
@@ -300,7 +339,9 @@ class Converter:
         self.threads = threads
         torch.set_num_threads(threads)
 
-    def random(self, family: str, config: dict[str, int], scale: float, folder: str, text: str) -> None:
+    def random(
+        self, family: str, config: dict[str, int], scale: float, folder: str, text: str
+    ) -> None:
         """Write a checkpoint of `family` with random weights and, for GPT-2, a tokenizer.
 
         scale: factor for the matrices of the layers, relative to initialization.
@@ -341,7 +382,9 @@ class Converter:
         Plain(folder).convert(out, quantization=weights, force=True)
 
     def gguf(self, folder: str, out: str, weights: str) -> None:
-        """Write the model in `folder` as a GGUF file with these weights: F32, or a type of `gguf_writer.FILE_TYPES`."""
+        """Write the model in `folder` as a GGUF file with these weights: F32, or a type of
+        `gguf_writer.FILE_TYPES`.
+        """
         from peers import gguf_writer
 
         if weights == "F32":
@@ -353,10 +396,12 @@ class Converter:
             gguf_writer.quantize(complete, Path(out), weights, self.threads)
 
     def openvino(self, folder: str, out: str, weights: str) -> None:
-        """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or int4… weights by nncf.
+        """Write the model in `folder` for OpenVINO, as optimum-intel exports it, with int8… or
+        int4… weights by nncf.
 
-        Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers share a scale, and
-        the embedding, which is also the head, is in int8. The export, which takes longest, is cached next to `out`.
+        Other weights: float32 in the file. int4 has about as many bytes as nf4 and Q4_0: 32 numbers
+        share a scale, and the embedding, which is also the head, is in int8. The export, which
+        takes longest, is cached next to `out`.
         """
         import openvino
 
@@ -367,7 +412,8 @@ class Converter:
         if weights.startswith("int"):
             import nncf  # type: ignore[import-not-found,unused-ignore]
 
-            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}  # 8 bits are the default
+            # 8 bits are the default
+            four = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32, "ratio": 1.0}
             model = nncf.compress_weights(model, **(four if weights.startswith("int4") else {}))
         openvino.save_model(model, Path(out) / "model.xml", compress_to_fp16=False)
 
@@ -397,9 +443,11 @@ class Converter:
 
 
 def export(folder: str) -> Any:
-    """The checkpoint in `folder` as a stateful model of OpenVINO in float32, exported by optimum-intel.
+    """The checkpoint in `folder` as a stateful model of OpenVINO in float32, exported by
+    optimum-intel.
 
-    It returns the logits of the last position only, as in OpenVINO GenAI; an exported model returns all logits.
+    It returns the logits of the last position only, as in OpenVINO GenAI; an exported model returns
+    all logits.
     """
     sys.modules["torchvision"] = None  # type: ignore[assignment]  # not needed, and often made for another PyTorch
     from openvino import opset13  # type: ignore[import-not-found,unused-ignore]
@@ -407,7 +455,9 @@ def export(folder: str) -> Any:
         OVModelForCausalLM,
     )
 
-    model = OVModelForCausalLM.from_pretrained(folder, export=True, compile=False, load_in_8bit=False).model
+    model = OVModelForCausalLM.from_pretrained(
+        folder, export=True, compile=False, load_in_8bit=False
+    ).model
     head = model.output("logits").get_node().input_value(0).get_node()
     last = opset13.slice(head.input_value(0), [-1], [2**31 - 1], [1], [1])  # (B, T, C) -> (B, 1, C)
     head.input(0).replace_source_output(last.output(0))
@@ -416,7 +466,9 @@ def export(folder: str) -> Any:
 
 
 def write_tokenizer(folder: Path, text: str, size: int) -> None:
-    """Write vocab.json and merges.txt of a byte-level BPE trained on `text`, padded to `size` with unused tokens."""
+    """Write vocab.json and merges.txt of a byte-level BPE trained on `text`, padded to `size` with
+    unused tokens.
+    """
     import json
 
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -424,19 +476,28 @@ def write_tokenizer(folder: Path, text: str, size: int) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([text], trainer)
     trained = json.loads(tokenizer.to_str())["model"]
-    vocabulary = {**trained["vocab"], **{f"<unused{id}>": id for id in range(len(trained["vocab"]), size - 1)}}
+    vocabulary = {
+        **trained["vocab"],
+        **{f"<unused{id}>": id for id in range(len(trained["vocab"]), size - 1)},
+    }
     vocabulary["<|endoftext|>"] = size - 1
     (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(pair) for pair in trained["merges"])]
     (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8"
+    )
 
 
 class PlainLSTM(Generator):
-    """A hand-written loop over nn.Embedding, nn.LSTM and nn.Linear, with the weights of a checkpoint."""
+    """A hand-written loop over nn.Embedding, nn.LSTM and nn.Linear, with the weights of a
+    checkpoint.
+    """
 
     def __init__(self, folder: str, threads: int) -> None:
         import torch
@@ -448,7 +509,9 @@ class PlainLSTM(Generator):
         weights = lstm_from_pretrained(folder, device="cpu", dtype="float32")
         config = weights.config
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.lstm = nn.LSTM(config.embedding_size, config.hidden_size, config.num_layers, batch_first=True)
+        self.lstm = nn.LSTM(
+            config.embedding_size, config.hidden_size, config.num_layers, batch_first=True
+        )
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         self.embedding.load_state_dict(weights.embedding.state_dict())
         self.lstm.load_state_dict(weights.lstm.state_dict())
@@ -473,7 +536,9 @@ class PlainLSTM(Generator):
 
 
 class Memory:
-    """Several ways to read a buffer much larger than the caches. The fastest one gives the memory bandwidth."""
+    """Several ways to read a buffer much larger than the caches. The fastest one gives the memory
+    bandwidth.
+    """
 
     def __init__(self, threads: int, size: int) -> None:
         import numpy as np
@@ -520,12 +585,15 @@ class Quality:
         self.folder = folder
         self.ids: Ids = tokenizer_from_pretrained(folder).encode(text).ids
         if len(self.ids) < 64:
-            raise ValueError(f"the text has {len(self.ids)} tokens of this model: give a text of at least 64")
+            raise ValueError(
+                f"the text has {len(self.ids)} tokens of this model: give a text of at least 64"
+            )
 
     def measure(self, options: dict[str, Any], prompts: int, new: int) -> dict[str, Any]:
         """Perplexity of the text, the most likely id at each position, and greedy continuations.
 
-        options: for from_pretrained.    prompts: number of prompts, which are 32 tokens of the text each.
+        options: for from_pretrained.    prompts: number of prompts, which are 32 tokens of the text
+        each.
         """
         import torch
 
@@ -562,7 +630,9 @@ class MinhubTokenizer:
         return time.perf_counter() - start
 
     def encode(self, text: str, times: int) -> dict[str, Any]:
-        """Encode `times` copies of the text as a batch; returns the time in seconds, and the ids of one."""
+        """Encode `times` copies of the text as a batch; returns the time in seconds, and the ids of
+        one.
+        """
         start = time.perf_counter()
         ids = self.batch([text] * times)
         return {"seconds": time.perf_counter() - start, "ids": ids[0]}

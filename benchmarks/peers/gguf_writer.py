@@ -1,7 +1,7 @@
 """GGUF files for llama.cpp, from checkpoints of GPT-2 and Llama.
 
-The tables with which `minhub_py.checkpoints.gguf` reads such files (`weights_map.gguf`) are used in reverse. The files
-have no tokenizer: the benchmark uses token IDs only.
+The tables with which `minhub_py.checkpoints.gguf` reads such files (`weights_map.gguf`) are used in
+reverse. The files have no tokenizer: the benchmark uses token IDs only.
 """
 
 from pathlib import Path
@@ -11,13 +11,19 @@ from typing import Any
 FILE_TYPES = {"BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 # Model type -> settings for which llama.cpp has one value only.
 ONLY_VALUE: dict[str, dict[str, object]] = {
-    "gpt2": {"activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
     "llama": {"hidden_act": "silu"},
 }
 
 
 def write(folder: Path, out: Path) -> None:
-    """Write the checkpoint in `folder` as a GGUF file in float32. ValueError: llama.cpp computes another model."""
+    """Write the checkpoint in `folder` as a GGUF file in float32. ValueError: llama.cpp computes
+    another model.
+    """
     import gguf  # type: ignore[import-not-found,unused-ignore]
 
     import weights_map
@@ -35,9 +41,11 @@ def write(folder: Path, out: Path) -> None:
         metadata["feed_forward_length"] or 4 * metadata["embedding_length"]
     )  # GPT-2's null
     if "rope_parameters" in settings:
-        metadata |= {"rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
-                  "rope.dimension_count": settings["head_dim"],
-                  "attention.value_length": settings["head_dim"]}  # fmt: skip
+        metadata |= {
+            "rope.freq_base": float(settings["rope_parameters"]["rope_theta"]),
+            "rope.dimension_count": settings["head_dim"],
+            "attention.value_length": settings["head_dim"],
+        }
     for key, value in metadata.items():
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
@@ -55,14 +63,19 @@ def check(settings: dict[str, Any]) -> str:
     """The model type of settings in config.json. ValueError: llama.cpp does not compute this model."""
     kind = settings["model_type"]
     if kind not in ONLY_VALUE:
-        raise ValueError(f"llama.cpp is measured with {' and '.join(ONLY_VALUE)} only, and this model is {kind}")
+        raise ValueError(
+            f"llama.cpp is measured with {' and '.join(ONLY_VALUE)} only, and this model is {kind}"
+        )
     expected = dict(ONLY_VALUE[kind])
     results = {name: settings[name] for name in expected}
     if rope := settings.get("rope_parameters"):
         expected["rope_type"], results["rope_type"] = "default", rope["rope_type"]
     for name, value in expected.items():
         if results[name] != value:
-            raise ValueError(f"llama.cpp is measured only with {name} {value}, and this model has {results[name]}")
+            raise ValueError(
+                f"llama.cpp is measured only with {name} {value}, and this model has"
+                f" {results[name]}"
+            )
     return str(kind)
 
 

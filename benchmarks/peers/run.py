@@ -1,7 +1,7 @@
 """A run of the benchmark: settings, models, workers that take turns, and the result.
 
-A case in `cases.py` is a function from a `Bench` to a `Case`, whose rows are dicts: medians, and all raw times under
-"seconds".
+A case in `cases.py` is a function from a `Bench` to a `Case`, whose rows are dicts: medians, and
+all raw times under "seconds".
 """
 
 import json
@@ -32,8 +32,9 @@ from peers.worker import Worker, environment
 
 # From The Taming of the Shrew, act 2 scene 1: the built-in models have not been trained on it.
 TEXT = Path(__file__).parents[2] / "tests" / "support" / "text.txt"
-# Scale of random matrices, relative to initialization. A new GPT-2 repeats one token forever in any dtype;
-# with large matrices the text never repeats, and differences between libraries are visible immediately.
+# Scale of random matrices, relative to initialization. A new GPT-2 repeats one token forever in any
+# dtype; with large matrices the text never repeats, and differences between libraries are visible
+# immediately.
 TAME, WILD = 1, 5
 SIZES: dict[str, Mapping[str, object]] = {
     "gpt2": {},
@@ -60,7 +61,8 @@ class Settings:
 class Runner:
     """One side of a comparison: an engine from `engines.py` with its options for loading a model.
 
-    converter: method of `engines.Converter` that writes the library's file.    python: a Python with the library.
+    converter: method of `engines.Converter` that writes the library's file.    python: a Python
+    with the library.
     """
 
     library: str
@@ -79,9 +81,9 @@ class Runner:
 class Peer:
     """A library that is compared with this package.
 
-    weights: ours -> the peer's with as many bits, and the options of its engine; a suffix after a hyphen names another
-    way to compute with them.    families: None for all.
-    variable: environment variable that names a Python with the library, if it is incompatible with ours.
+    weights: ours -> the peer's with as many bits, and the options of its engine; a suffix after a
+    hyphen names another way to compute with them.    families: None for all. variable: environment
+    variable that names a Python with the library, if it is incompatible with ours.
     """
 
     library: str
@@ -106,46 +108,77 @@ class Peer:
         if self.python is None:
             return None
         code = "import sys; from importlib import metadata; print(metadata.version(sys.argv[1]))"
-        result = subprocess.run([self.python, "-c", code, self.package], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [self.python, "-c", code, self.package], capture_output=True, text=True, check=False
+        )
         return result.stdout.strip() or None
 
     def runner(self, kind: str) -> Runner:
         """The runner with as many bits as our `kind` of weights."""
         name, options = self.weights[kind]
-        return Runner(self.library, name, self.engine, options, self.converter, self.python or sys.executable)
+        return Runner(
+            self.library, name, self.engine, options, self.converter, self.python or sys.executable
+        )
 
 
 PEERS = (
     Peer(
-        library="transformers", engine="Transformers", package="transformers", modules=("transformers",),
+        library="transformers",
+        engine="Transformers",
+        package="transformers",
+        modules=("transformers",),
         install="pip install transformers",
         weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "bfloat16")},
     ),
     Peer(
-        library="CTranslate2", engine="CTranslate2", package="ctranslate2", modules=("ctranslate2", "transformers"),
+        library="CTranslate2",
+        engine="CTranslate2",
+        package="ctranslate2",
+        modules=("ctranslate2", "transformers"),
         install="pip install ctranslate2 transformers",
         weights={dtype: (dtype, {"dtype": dtype}) for dtype in ("float32", "int8")},
-        converter="ctranslate2", families=("gpt2",),
+        converter="ctranslate2",
+        families=("gpt2",),
     ),
     Peer(
-        library="llama.cpp", engine="LlamaCpp", package="llama-cpp-python", modules=("llama_cpp", "gguf"),
+        library="llama.cpp",
+        engine="LlamaCpp",
+        package="llama-cpp-python",
+        modules=("llama_cpp", "gguf"),
         install="pip install llama-cpp-python gguf",
         # Keys and values in float32, too, so that F32 generates the same tokens as the others.
-        weights={"float32": ("F32", {"cache": "float32"}), "bfloat16": ("BF16", {}), "int8": ("Q8_0", {}),
-                 "nf4": ("Q4_0", {})},
-        converter="gguf", families=("gpt2", "llama"),
+        weights={
+            "float32": ("F32", {"cache": "float32"}),
+            "bfloat16": ("BF16", {}),
+            "int8": ("Q8_0", {}),
+            "nf4": ("Q4_0", {}),
+        },
+        converter="gguf",
+        families=("gpt2", "llama"),
     ),
-    # In a separate Python: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a later one.
+    # In a separate Python: optimum-intel 2.2 needs huggingface_hub before 1.22, and this package a
+    # later one.
     Peer(
-        library="OpenVINO", engine="OpenVINO", package="openvino",
-        install="python3 -m venv ov; ov/bin/pip install optimum-intel; export MINHUB_BENCH_OPENVINO=ov/bin/python",
-        weights={"float32": ("float32", {"precision": "f32"}), "bfloat16": ("bfloat16", {"precision": "bf16"}),
-                 # By default, it rounds the inputs of products to 8 bits or bfloat16.
-                 "int8": ("int8", {}), "int8-f32": ("int8-f32", {"precision": "f32"}),
-                 "nf4": ("int4", {}), "nf4-f32": ("int4-f32", {"precision": "f32"})},
-        converter="openvino", variable="MINHUB_BENCH_OPENVINO",
+        library="OpenVINO",
+        engine="OpenVINO",
+        package="openvino",
+        install=(
+            "python3 -m venv ov; ov/bin/pip install optimum-intel; export"
+            " MINHUB_BENCH_OPENVINO=ov/bin/python"
+        ),
+        weights={
+            "float32": ("float32", {"precision": "f32"}),
+            "bfloat16": ("bfloat16", {"precision": "bf16"}),
+            # By default, it rounds the inputs of products to 8 bits or bfloat16.
+            "int8": ("int8", {}),
+            "int8-f32": ("int8-f32", {"precision": "f32"}),
+            "nf4": ("int4", {}),
+            "nf4-f32": ("int4-f32", {"precision": "f32"}),
+        },
+        converter="openvino",
+        variable="MINHUB_BENCH_OPENVINO",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -183,14 +216,20 @@ class Subject:
             raise LeftOutError(str(error)) from error
 
     def fits(self, lengths: Sequence[int], further: int = 0) -> list[int]:
-        """The lengths that fit into the context, with `further` tokens after them. LeftOutError: none fits."""
-        fitting = [length for length in lengths if self.context is None or length + further <= self.context]
+        """The lengths that fit into the context, with `further` tokens after them. LeftOutError:
+        none fits.
+        """
+        fitting = [
+            length for length in lengths if self.context is None or length + further <= self.context
+        ]
         if not fitting:
             raise LeftOutError(f"the context of {self.name} holds {self.context} ids")
         return fitting
 
     def room(self, known: int, new: int) -> int:
-        """The number of tokens, at most `new`, that fit the context after `known`. LeftOutError: fewer than two."""
+        """The number of tokens, at most `new`, that fit the context after `known`. LeftOutError:
+        fewer than two.
+        """
         self.fits([known + 2])
         return new if self.context is None else min(new, self.context - known)
 
@@ -201,7 +240,9 @@ class Subject:
 
 
 class Bench:
-    """A run of the benchmark: its settings, the models that it created, and the omitted cases and libraries."""
+    """A run of the benchmark: its settings, the models that it created, and the omitted cases and
+    libraries.
+    """
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self.settings = settings
@@ -225,11 +266,17 @@ class Bench:
             note(f"Note: {line}")
 
     def subject(self, family: str, scale: float = WILD) -> Subject:
-        """The model for a case about `family`: --model, or random weights. LeftOutError: --model has another family."""
+        """The model for a case about `family`: --model, or random weights. LeftOutError: --model
+        has another family.
+        """
         requested = self.settings.model
         key = requested or f"{family}-{scale:g}"
         if key not in self._subjects:
-            folder = hub.fetch(requested) if requested else self._random(family, scale, self.scratch / key)
+            folder = (
+                hub.fetch(requested)
+                if requested
+                else self._random(family, scale, self.scratch / key)
+            )
             self._subjects[key] = look(requested or f"random {family}", folder)
         results = self._subjects[key]
         if requested and results.family != family:
@@ -239,11 +286,20 @@ class Bench:
     def text_model(self, scale: float = WILD) -> Subject:
         """The model for a case about any family: --model, or random weights of GPT-2's size."""
         requested = self.settings.model
-        return self.subject(look(requested, hub.fetch(requested)).family if requested else "gpt2", scale)
+        return self.subject(
+            look(requested, hub.fetch(requested)).family if requested else "gpt2", scale
+        )
 
     def _random(self, family: str, scale: float, folder: Path) -> Path:
         with self.worker("Converter") as writer:
-            writer.ask("random", family=family, config=SIZES[family], scale=scale, folder=str(folder), text=self.text)
+            writer.ask(
+                "random",
+                family=family,
+                config=SIZES[family],
+                scale=scale,
+                folder=str(folder),
+                text=self.text,
+            )
         return folder
 
     def _place(self, subject: Subject, runner: Runner) -> Path:
@@ -252,14 +308,22 @@ class Bench:
             return subject.folder
         path = self.scratch / f"{subject.folder.name}-{runner.weights}.{runner.converter}"
         if not path.exists():
-            part = path.with_name(f"part-{path.name}")  # an incomplete file does not have the final name
+            # an incomplete file does not have the final name
+            part = path.with_name(f"part-{path.name}")
             with self.worker("Converter", runner.python) as writer:
-                writer.ask(runner.converter, folder=str(subject.folder), out=str(part), weights=runner.weights)
+                writer.ask(
+                    runner.converter,
+                    folder=str(subject.folder),
+                    out=str(part),
+                    weights=runner.weights,
+                )
             part.rename(path)
         return path
 
     @contextmanager
-    def worker(self, engine: str, python: str = sys.executable, **options: object) -> Iterator[Worker]:
+    def worker(
+        self, engine: str, python: str = sys.executable, **options: object
+    ) -> Iterator[Worker]:
         """Start a worker and wait until it is ready. RuntimeError: it does not start."""
         worker = Worker(engine, options, self.settings.threads, python)
         try:
@@ -270,7 +334,9 @@ class Bench:
 
     @contextmanager
     def team(self, subject: Subject, runners: Sequence[Runner]) -> Iterator[dict[Runner, Worker]]:
-        """Start a worker for each runner. Runners that cannot load the model are left out, with the reason."""
+        """Start a worker for each runner. Runners that cannot load the model are left out, with the
+        reason.
+        """
         with ExitStack() as started:
             workers: dict[Runner, Worker] = {}
             for runner in runners:  # start all, then wait for each
@@ -293,19 +359,28 @@ class Bench:
         try:
             yield
         except RuntimeError as error:
-            self.leave_out(f"{runner.name} is left out because it does not load {subject.name}: {error}")
+            self.leave_out(
+                f"{runner.name} is left out because it does not load {subject.name}: {error}"
+            )
 
     def ours(self, *weights: str) -> list[Runner]:
-        """Runners of this package for these kinds of weights, in each way to compute with them, or for all kinds."""
-        results = {name: options for name, options in variants().items()
-                 if not weights or name.partition("-")[0] in weights}  # fmt: skip
+        """Runners of this package for these kinds of weights, in each way to compute with them, or
+        for all kinds.
+        """
+        results = {
+            name: options
+            for name, options in variants().items()
+            if not weights or name.partition("-")[0] in weights
+        }
         return [Runner("minhub_py", name, "Minhub", options) for name, options in results.items()]
 
     def peers(self, subject: Subject, *weights: str, only: Sequence[str] = ()) -> list[Runner]:
-        """Runners of the peers, or of `only` these, with as many bits as these kinds of our weights.
+        """Runners of the peers, or of `only` these, with as many bits as these kinds of our
+        weights.
 
-        Libraries that are not installed are omitted, with a line that names the command to install them. A peer without
-        the architecture, or without weights of as many bits, is omitted silently.
+        Libraries that are not installed are omitted, with a line that names the command to install
+        them. A peer without the architecture, or without weights of as many bits, is omitted
+        silently.
         """
         runners = []
         for peer in PEERS:
@@ -315,10 +390,16 @@ class Bench:
                 continue
             if peer.python is None:
                 path = os.environ.get(peer.variable) if peer.variable else None
-                reason = f"{peer.variable} names no program: {path}" if path else f"it is not installed: {peer.install}"
+                reason = (
+                    f"{peer.variable} names no program: {path}"
+                    if path
+                    else f"it is not installed: {peer.install}"
+                )
                 self.leave_out(f"{peer.library} is left out because {reason}")
                 continue
-            runners += [peer.runner(kind) for kind in peer.weights if kind.partition("-")[0] in weights]
+            runners += [
+                peer.runner(kind) for kind in peer.weights if kind.partition("-")[0] in weights
+            ]
         return runners
 
     def transformers(self, subject: Subject, *weights: str) -> list[Runner]:
@@ -327,11 +408,18 @@ class Bench:
 
     def ours_on_files(self, peers: Sequence[Runner]) -> list[Runner]:
         """Runners of this package on the files of llama.cpp in 8 and 4 bits, with their blocks."""
-        results = [peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")]
-        return [Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf") for peer in results]
+        results = [
+            peer for peer in peers if peer.converter == "gguf" and peer.weights.startswith("Q")
+        ]
+        return [
+            Runner("minhub_py", peer.weights, "Minhub", {"quantize": "auto"}, "gguf")
+            for peer in results
+        ]
 
     def interleave(self, what: str, steps: Mapping[Any, Callable[[], Any]]) -> dict[Any, list[Any]]:
-        """Run all steps in turn, for several rounds. Returns the results of each, without the warm-up round."""
+        """Run all steps in turn, for several rounds. Returns the results of each, without the
+        warm-up round.
+        """
         results: dict[Any, list[Any]] = {name: [] for name in steps}
         rounds = self.settings.repeats + 1
         with progress_bar(what, "steps") as update:
@@ -345,10 +433,16 @@ class Bench:
         """Run code in a new process, and return the JSON in its last line of output."""
         command = [sys.executable, "-c", code, *arguments]
         result = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment(self.settings.threads)
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(self.settings.threads),
         )
         if result.returncode:
-            raise RuntimeError(f"a process ended with status {result.returncode}: {result.stderr.strip()[-300:]}")
+            raise RuntimeError(
+                f"a process ended with status {result.returncode}: {result.stderr.strip()[-300:]}"
+            )
         results: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
         return results
 
@@ -377,8 +471,11 @@ def look(name: str | None, folder: Path) -> Subject:
 
     family, config = describe(Checkpoint(folder))
     model = skeleton(family.Model, config)
-    # Only one row of an embedding is read, but a tied head reads all of the first one, the token embedding.
-    embeddings = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)]
+    # Only one row of an embedding is read, but a tied head reads all of the first one, the token
+    # embedding.
+    embeddings = [
+        module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)
+    ]
     rows_only = sum(embeddings[1:] if config.tie_word_embeddings else embeddings)
     read = sum(parameter.numel() for parameter in model.parameters()) - rows_only
     return Subject(str(name), family.name, folder, config.vocab_size, config.context_length, read)
@@ -392,15 +489,22 @@ def measure(
 ) -> Result:
     """Run the cases `names`, or all, in the order of CASES. Returns the result as a JSON object.
 
-    `done(result, name)` is called after each case. A case that fails is recorded under "failed" with its reason, and
-    the others continue.    OSError, ValueError: as for `from_pretrained`, or the decoder is missing, before anything is
-    measured.
+    `done(result, name)` is called after each case. A case that fails is recorded under "failed"
+    with its reason, and the others continue.    OSError, ValueError: as for `from_pretrained`, or
+    the decoder is missing, before anything is measured.
     """
     result: Result = {
-        "minhub_bench": 1, "date": time.strftime("%Y-%m-%d"), "machine": machine(settings.threads),
-        "settings": {**asdict(settings), "text": f"{len(settings.text)} characters" if settings.text else None},
-        "cases": {}, "left_out": [], "failed": {},
-    }  # fmt: skip
+        "minhub_bench": 1,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(settings.threads),
+        "settings": {
+            **asdict(settings),
+            "text": f"{len(settings.text)} characters" if settings.text else None,
+        },
+        "cases": {},
+        "left_out": [],
+        "failed": {},
+    }
     with tempfile.TemporaryDirectory(prefix="minhub-bench-") as scratch:
         bench = Bench(settings, Path(scratch))
         result["left_out"] = bench.left_out
@@ -422,11 +526,19 @@ def measure(
 
 def machine(threads: int) -> Row:
     """The machine: processor, cores, threads, system and versions."""
-    versions: dict[str, str | None] = {name: metadata.version(name) for name in ("torch", "tokenizers")}
+    versions: dict[str, str | None] = {
+        name: metadata.version(name) for name in ("torch", "tokenizers")
+    }
     versions |= {peer.package: peer.version() for peer in PEERS}
     return {
-        "processor": processor.name(), "engine": measured(), "cores": processor.cores(), "threads": threads,
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # before the first case
-        "system": platform.platform(terse=True), "python": platform.python_version(), "minhub_py": __version__,
+        "processor": processor.name(),
+        "engine": measured(),
+        "cores": processor.cores(),
+        "threads": threads,
+        # before the first case
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "minhub_py": __version__,
         **versions,
-    }  # fmt: skip
+    }

@@ -1,8 +1,9 @@
 """One process for each measured library, so that they share no threads and no memory.
 
-A request is a line of JSON on the worker's standard input, and so is the answer on its standard output. Between two
-requests the worker is stopped (SIGSTOP), where the system supports it: OpenMP's threads spin for up to 0.2 s after
-their work, and would slow down the next worker. So each library runs with its own defaults, and alone.
+A request is a line of JSON on the worker's standard input, and so is the answer on its standard
+output. Between two requests the worker is stopped (SIGSTOP), where the system supports it: OpenMP's
+threads spin for up to 0.2 s after their work, and would slow down the next worker. So each library
+runs with its own defaults, and alone.
 """
 
 import ctypes
@@ -17,7 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Starts a worker in any Python, which finds the package `peers`, but no other module of this environment.
+# Starts a worker in any Python, which finds the package `peers`, but no other module of this
+# environment.
 START = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -33,12 +35,18 @@ class Worker:
     python: a Python with the library.
     """
 
-    def __init__(self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable) -> None:
+    def __init__(
+        self, engine: str, options: Mapping[str, object], threads: int, python: str = sys.executable
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         settings = json.dumps({**options, "threads": threads})
         command = [python, "-c", START, str(Path(__file__).parents[1]), engine, settings]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(threads)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(threads),
         )
 
     def ready(self) -> None:
@@ -46,7 +54,9 @@ class Worker:
         self._answer()
 
     def ask(self, method: str, **arguments: object) -> Any:
-        """Call a method of the engine and return its result. RuntimeError: it failed, or the process died."""
+        """Call a method of the engine and return its result. RuntimeError: it failed, or the
+        process died.
+        """
         self._signal("SIGCONT")
         assert self._process.stdin is not None
         try:
@@ -81,22 +91,39 @@ class Worker:
         status = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with status {status}" + (f" ({lines[-1][:200]})" if lines else "")
+        return f"its process ended with status {status}" + (
+            f" ({lines[-1][:200]})" if lines else ""
+        )
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Environment variables of a measured process: number of threads, no network, no progress bars, no warnings."""
+    """Environment variables of a measured process: number of threads, no network, no progress bars,
+    no warnings.
+    """
     count = str(threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    quiet = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     # The engine Memory has its own threads, and OpenBLAS must use one in each.
-    return {**os.environ, **dict.fromkeys(names, count), "OPENBLAS_NUM_THREADS": "1", **quiet,
-            "TOKENIZERS_PARALLELISM": "true", "PYTHONWARNINGS": "ignore"}  # fmt: skip
+    return {
+        **os.environ,
+        **dict.fromkeys(names, count),
+        "OPENBLAS_NUM_THREADS": "1",
+        **quiet,
+        "TOKENIZERS_PARALLELISM": "true",
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def serve(engine: str, options: dict[str, Any]) -> None:
-    """The worker's main loop: set up the engine, report success, and answer until standard input ends."""
-    if sys.platform == "linux":  # PR_SET_PDEATHSIG: end with the parent, even if stopped and even if it is killed
+    """The worker's main loop: set up the engine, report success, and answer until standard input
+    ends.
+    """
+    # PR_SET_PDEATHSIG: end with the parent, even if stopped and even if it is killed
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries must not mix with the responses

@@ -1,9 +1,10 @@
 """Checkpoint files: settings and lazily loaded tensors of a folder in Hub layout.
 
-safetensors files are memory-mapped: a tensor's data is read on first use and is not copied. `writing.py` is the reverse
-direction, `pickles.py` reads PyTorch's older formats.
+safetensors files are memory-mapped: a tensor's data is read on first use and is not copied.
+`writing.py` is the reverse direction, `pickles.py` reads PyTorch's older formats.
 
-Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for shards.
+Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for
+shards.
 """
 
 import json
@@ -29,8 +30,12 @@ Layout = Literal["hub", "native"]
 
 # Supported dtypes by their safetensors names. U8 stores two 4-bit weights per byte.
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+}
 # Dtypes of mask buffers in old checkpoints. The buffers are dropped, but their shapes are listed.
 MASKS = {"BOOL": torch.bool, "I64": torch.int64}
 MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up to a million
@@ -47,9 +52,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
-    """Read a JSON file that contains an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
+    """Read a JSON file that contains an object. ValueError: it is corrupt, has other content, or
+    over `limit` bytes.
+    """
     if limit is not None and path.stat().st_size > limit:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; the maximum for settings is {limit:,}")
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes; the maximum for settings is {limit:,}"
+        )
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} should contain a JSON object, not {type(content).__name__}")
@@ -57,16 +66,23 @@ def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
 
 
 def read_settings(folder: Path, *names: str, limit: int | None = None) -> dict[str, Any]:
-    """The settings in JSON files of a folder, some of which may be missing; later files take precedence."""
+    """The settings in JSON files of a folder, some of which may be missing; later files take
+    precedence.
+    """
     paths = [folder / name for name in names]
-    return {key: value for path in paths if path.exists() for key, value in read_object(path, limit).items()}
+    return {
+        key: value
+        for path in paths
+        if path.exists()
+        for key, value in read_object(path, limit).items()
+    }
 
 
 class Checkpoint(Mapping[str, Tensor]):
     """Settings and tensors of a folder. Tensors have their stored names and are loaded on access.
 
-    FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is corrupt, not a
-    checkpoint, or a pickle that contains code.
+    FileNotFoundError: the folder has no weights, or a shard is missing. ValueError: a file is
+    corrupt, not a checkpoint, or a pickle that contains code.
     """
 
     adapter: Path | None = None  # the folder of an adapter that belongs to the model
@@ -106,9 +122,11 @@ class Checkpoint(Mapping[str, Tensor]):
         raise FileNotFoundError(f"{self.path} has no weights (none of {', '.join(WEIGHTS)}).{hint}")
 
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
-        """The representation of native tensors with `quantize="auto"`: the file's blocks, a type, or None for floats.
+        """The representation of native tensors with `quantize="auto"`: the file's blocks, a type,
+        or None for floats.
 
-        names: one tensor, or the matrices of all experts.    native: the checkpoint's shapes by native name.
+        names: one tensor, or the matrices of all experts.    native: the checkpoint's shapes by
+        native name.
         """
         return None
 
@@ -143,13 +161,17 @@ class Checkpoint(Mapping[str, Tensor]):
     def _handle(self, file: Path) -> Any:
         """An open safetensors file, or the state dict of a pickle."""
         if file not in self._open:
-            self._open[file] = open_safetensors(file) if file.suffix == ".safetensors" else open_pickle(file)
+            self._open[file] = (
+                open_safetensors(file) if file.suffix == ".safetensors" else open_pickle(file)
+            )
         return self._open[file]
 
     def __getitem__(self, name: str) -> Tensor:
         handle = self._handle(self._file_of[name])
         is_dict = isinstance(handle, dict)
-        checked_dtype(name, handle[name].dtype if is_dict else handle.get_slice(name).get_dtype(), DTYPES)
+        checked_dtype(
+            name, handle[name].dtype if is_dict else handle.get_slice(name).get_dtype(), DTYPES
+        )
         return handle[name] if is_dict else handle.get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
@@ -160,9 +182,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def release(self) -> None:
         """Close the files. Their mapped memory is freed together with the tensors that use it."""
-        # PyTorch's old format cannot be mapped: closing it would read the complete file again for each tensor.
+        # PyTorch's old format cannot be mapped: closing it would read the complete file again for
+        # each tensor.
         self._open = {
-            file: handle for file, handle in self._open.items() if isinstance(handle, dict) and not is_archive(file)
+            file: handle
+            for file, handle in self._open.items()
+            if isinstance(handle, dict) and not is_archive(file)
         }
 
     @cached_property
@@ -179,29 +204,37 @@ class Checkpoint(Mapping[str, Tensor]):
             dtype = checked_dtype(name, stored, DTYPES | MASKS)
             try:
                 result[name] = torch.empty(shape, dtype=dtype, device="meta")
-            except (RuntimeError, TypeError, OverflowError) as error:  # with a size of 0, the other sizes are unchecked
+            # with a size of 0, the other sizes are unchecked
+            except (RuntimeError, TypeError, OverflowError) as error:
                 raise ValueError(f"{name} has the invalid shape {brief(shape)}") from error
         return result
 
 
-def checked_dtype(name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]) -> torch.dtype:
+def checked_dtype(
+    name: str, stored: str | torch.dtype, allowed: Mapping[str, torch.dtype]
+) -> torch.dtype:
     """The torch dtype of a stored dtype. ValueError: it is not one of `allowed`."""
     dtype = allowed.get(stored) if isinstance(stored, str) else stored
     if dtype is None or dtype not in allowed.values():
         if str(stored).startswith(("F8_", "torch.float8_")):
             raise ValueError(
-                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16 repository of the "
-                f"same model; {setting('quantize', 'int8')} reduces it to the same size"
+                f"{name} is stored as {stored}: FP8-quantized files are not supported. Use the BF16"
+                f" repository of the same model; {setting('quantize', 'int8')} reduces it to the"
+                " same size"
             )
         raise ValueError(f"{name} is stored as {stored}; supported dtypes are {', '.join(DTYPES)}")
     return dtype
 
 
 def open_safetensors(path: Path) -> Any:
-    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt. MemoryError: it cannot be mapped."""
+    """Open a file with safe_open, memory-mapped. ValueError: it is corrupt. MemoryError: it cannot
+    be mapped.
+    """
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, RuntimeError, OverflowError, MemoryError) as error:
         if cannot_map(error):
             raise MemoryError(mapping_message(path)) from error
-        raise ValueError(f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again") from error
+        raise ValueError(
+            f"{path} is corrupt or truncated ({gist(error)}): delete it and download it again"
+        ) from error

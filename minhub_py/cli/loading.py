@@ -29,10 +29,10 @@ def open_model(
     adapter, mtp: as in `from_pretrained`.
     ValueError: a text encoder, unless `encoders`.
     """
-    from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
-    from minhub_py.loading.fitting import describe
     from minhub_py.inference.arguments import not_a_decoder
+    from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, adapter_folders, load_adapters
+    from minhub_py.loading.fitting import describe
     from minhub_py.loading.pretrained import load, open_checkpoint
 
     tokenizers: list[Any] = []
@@ -44,7 +44,10 @@ def open_model(
         tokenizers.append(read_tokenizer(files.path))
 
     if adapter is not None and group is not None:
-        raise ValueError("a model with an adapter cannot be split among processes: run minhub convert --merge first")
+        raise ValueError(
+            "a model with an adapter cannot be split among processes: run minhub convert --merge"
+            " first"
+        )
     folders = adapter_folders(adapter)
     checkpoint = open_checkpoint(identifier, revision, check=check, group=group)
     model = load(checkpoint, device=device, dtype=dtype, quantize=quantize, group=group, mtp=mtp)
@@ -58,7 +61,10 @@ def note_quantized(model: Any, quantize: str | None) -> None:
     from minhub_py.inference.quantize import kind_of
 
     if quantize is None and (kind := kind_of(model)):
-        note(f"Note: using the file's quantized weights ({kind}); --quantize none converts them to floating point.")
+        note(
+            f"Note: using the file's quantized weights ({kind}); --quantize none converts them to"
+            " floating point."
+        )
 
 
 def decode_utf8(data: bytes, source: str) -> str:
@@ -72,7 +78,8 @@ def decode_utf8(data: bytes, source: str) -> str:
 
 
 def encode(tokenizer: "Tokenizer", text: str, *, prompt: bool = False) -> list[int]:
-    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is not UTF-8.
+    """Encode a text; print a note about characters outside the vocabulary. ValueError: the text is
+    not UTF-8.
 
     prompt: the model continues the text.
     """
@@ -80,7 +87,12 @@ def encode(tokenizer: "Tokenizer", text: str, *, prompt: bool = False) -> list[i
         text.encode()
     except UnicodeEncodeError as error:  # the command line was not UTF-8
         raise ValueError("PROMPT is not UTF-8 text: convert it first") from error
-    from minhub_py.checkpoints.tokenizers.tokenizer import describe_unknown, encode_prompt, unknown_characters, working
+    from minhub_py.checkpoints.tokenizers.tokenizer import (
+        describe_unknown,
+        encode_prompt,
+        unknown_characters,
+        working,
+    )
 
     with working(tokenizer):
         token_ids = encode_prompt(tokenizer, text, source=not prompt)

@@ -1,4 +1,6 @@
-"""Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import PyTorch."""
+"""Ranges of the generation settings in Python, the shell and the HTTP APIs. Does not import
+PyTorch.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ MAX_BIASES, MAX_BIAS, MAX_PENALTY = 1024, 100, 2
 
 
 def check_sampling(name: str, value: Any) -> None:
-    """Check one sampling setting, such as temperature or top_k. See `sampling.Sampling` for their names.
+    """Check one sampling setting, such as temperature or top_k. See `sampling.Sampling` for their
+    names.
 
     Raises:
         ValueError: a wrong type, or a value outside the setting's range.
@@ -37,25 +40,40 @@ def check_sampling(name: str, value: Any) -> None:
         raise ValueError(f"top_p must be above 0 and at most 1, not {value}")
     if name == "min_p" and not 0 <= value <= 1:
         raise ValueError(f"min_p must be between 0 (no limit) and 1, not {value}")
-    if name in ("presence_penalty", "frequency_penalty") and not -MAX_PENALTY <= value <= MAX_PENALTY:
-        raise ValueError(f"{name} must be between -{MAX_PENALTY} and {MAX_PENALTY} (0 has no effect), not {value}")
+    if (
+        name in ("presence_penalty", "frequency_penalty")
+        and not -MAX_PENALTY <= value <= MAX_PENALTY
+    ):
+        raise ValueError(
+            f"{name} must be between -{MAX_PENALTY} and {MAX_PENALTY} (0 has no effect), not"
+            f" {value}"
+        )
     # Beyond this range, logits of ordinary size overflow.
     if name == "repetition_penalty" and not 0.01 <= value <= 100:
-        raise ValueError(f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}")
+        raise ValueError(
+            f"repetition_penalty must be between 0.01 and 100 (1 has no effect), not {value}"
+        )
 
 
 def check_logit_bias(value: Any) -> None:
     """ValueError: not a mapping of at most MAX_BIASES token IDs to numbers within MAX_BIAS."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias must map token IDs to numbers, such as {{42: -100}}, not {brief(value)}")
+        raise ValueError(
+            f"logit_bias must map token IDs to numbers, such as {{42: -100}}, not {brief(value)}"
+        )
     if len(value) > MAX_BIASES:
-        raise ValueError(f"logit_bias can have at most {MAX_BIASES:,} token IDs, not {len(value):,}")
+        raise ValueError(
+            f"logit_bias can have at most {MAX_BIASES:,} token IDs, not {len(value):,}"
+        )
     for id, bias in value.items():
         if not is_whole(id) or id < 0:
-            raise ValueError(f"logit_bias must map token IDs to numbers, but has the key {brief(id)}")
+            raise ValueError(
+                f"logit_bias must map token IDs to numbers, but has the key {brief(id)}"
+            )
         if not is_number(bias) or not -MAX_BIAS <= bias <= MAX_BIAS:
             raise ValueError(
-                f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not {brief(bias)}"
+                f"logit_bias of token {id} must be a number between -{MAX_BIAS} and {MAX_BIAS}, not"
+                f" {brief(bias)}"
             )
 
 
@@ -84,5 +102,7 @@ def stop_strings(value: str | Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"stop can have at most {MAX_STOPS} strings, not {len(strings):,}")
     longest = max(map(len, strings), default=0)
     if longest > MAX_STOP_LENGTH:
-        raise ValueError(f"a stop string can have at most {MAX_STOP_LENGTH:,} characters, not {longest:,}")
+        raise ValueError(
+            f"a stop string can have at most {MAX_STOP_LENGTH:,} characters, not {longest:,}"
+        )
     return strings

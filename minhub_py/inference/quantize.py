@@ -1,21 +1,24 @@
 """Quantization of weights to 8 and 4 bits, and the layers that contain them.
 
 int8    a scale per output: weight = scale * code, code from -127 to 127. 8 bits per weight.
-nf4     NormalFloat4 for the matrices of the blocks (Dettmers et al., 2023, QLoRA): one of 16 values, close to the
-        quantiles of a normal distribution, times a scale per 32 inputs. Values (up to 31) and scales (up to 63) are
-        integers, and each output has a scale in float32: 4.25 bits per weight. Of eight candidates for a scale, the one
-        with the smallest squared error is used. Embeddings and head are int8, since every token passes through them.
+nf4     NormalFloat4 for the matrices of the blocks (Dettmers et al., 2023, QLoRA): one of 16
+values, close to the
+        quantiles of a normal distribution, times a scale per 32 inputs. Values (up to 31) and
+        scales (up to 63) are integers, and each output has a scale in float32: 4.25 bits per
+        weight. Of eight candidates for a scale, the one with the smallest squared error is used.
+        Embeddings and head are int8, since every token passes through them.
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
-Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the checkpoint, in floats or
-MXFP4.
-A layer's `forward` unpacks its weight at each call, which takes time and memory; the C decoder computes with the codes.
-Its products with int8 and nf4 weights are products of integers, for which activations are quantized to 16 bits (15 for
-nf4), with a scale per token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
-per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with products of bytes, and
-results change by half as much again as through 8-bit weights (benchmarks/rounding.py).
-GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize activations to 15 bits with a scale for each
-256, also in the head; the types with 32 compute in float32.
+Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the
+checkpoint, in floats or MXFP4. A layer's `forward` unpacks its weight at each call, which takes
+time and memory; the C decoder computes with the codes. Its products with int8 and nf4 weights are
+products of integers, for which activations are quantized to 16 bits (15 for nf4), with a scale per
+token. In layers with dtype bfloat16, except the head, they are quantized to 8 bits, with a scale
+per 32 activations (1 to 31 times the token's): prompts and batches are faster on processors with
+products of bytes, and results change by half as much again as through 8-bit weights
+(benchmarks/rounding.py). GGUF's types with 256 weights per block (Q2_K to Q6_K, IQ4_XS) quantize
+activations to 15 bits with a scale for each 256, also in the head; the types with 32 compute in
+float32.
 """
 
 import math
@@ -45,24 +48,30 @@ MAX_SCALE = 63
 ROWS = 32  # per thread at a time
 UNPACKED = 2**20  # weights that training unpacks at a time
 # Value of each code: the integers up to 31 with the smallest squared error for trained weights.
-NF4 = torch.tensor([0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3], dtype=torch.float32,
-                   device="cpu")  # fmt: skip
-# The code of the value nearest to n, at 2 * n + 62: midpoints between two values are multiples of 0.5.
+NF4 = torch.tensor(
+    [0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3],
+    dtype=torch.float32,
+    device="cpu",
+)
+# The code of the value nearest to n, at 2 * n + 62: midpoints between two values are multiples of
+# 0.5.
 VALUES, CODES = NF4.sort()
 # The two values of each byte, in 64 bits: one access instead of two takes less than half the time.
 PAIRS = torch.stack((NF4.repeat(16), NF4.repeat_interleave(16)), dim=1).view(torch.int64).squeeze(1)
 MIDPOINTS = (VALUES[1:] + VALUES[:-1]) / 2
 GRID = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
 NEAREST = CODES[torch.bucketize(GRID, MIDPOINTS, right=True)].to(torch.uint8)
-# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest value.
+# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest
+# value.
 FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32, device="cpu")
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in). Returns codes and float32 scales (out,).
 
-    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: four scales, then 32
-    little-endian 16-bit words. Word j has the codes of inputs j, 32 + j, 64 + j and 96 + j, from the lowest bits.
+    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: four
+    scales, then 32 little-endian 16-bit words. Word j has the codes of inputs j, 32 + j, 64 + j and
+    96 + j, from the lowest bits.
     """
     weight = weight.detach().float().contiguous()
     if kind == "int8":
@@ -71,12 +80,21 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     compiled = library.library() if weight.device.type == "cpu" else None
     if compiled is None:
         return pack_nf4(weight)
-    codes = weight.new_empty(len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8)
+    codes = weight.new_empty(
+        len(weight), -(-weight.size(1) // UNIT) * (4 + 2 * GROUP), dtype=torch.uint8
+    )
     scales = weight.new_empty(len(weight))
 
     def pack_rows(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
-        compiled.pack_nf4(weight.data_ptr(), *weight.shape, FACTORS.data_ptr(), len(FACTORS), NEAREST.data_ptr(),
-                          codes.data_ptr(), scales.data_ptr())  # fmt: skip
+        compiled.pack_nf4(
+            weight.data_ptr(),
+            *weight.shape,
+            FACTORS.data_ptr(),
+            len(FACTORS),
+            NEAREST.data_ptr(),
+            codes.data_ptr(),
+            scales.data_ptr(),
+        )
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(pack_rows, *(tensor.split(ROWS) for tensor in (weight, codes, scales))))
@@ -86,7 +104,8 @@ def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of a float32 weight, computed by PyTorch on its device."""
     rows = len(weight)
-    scales = weight.abs().amax(dim=1) / (MAX_SCALE * 31) + (weight * 0).sum(dim=1)  # NaN if a weight is infinite
+    # NaN if a weight is infinite
+    scales = weight.abs().amax(dim=1) / (MAX_SCALE * 31) + (weight * 0).sum(dim=1)
     groups = F.pad(weight, (0, -weight.size(1) % UNIT)).view(rows, -1, GROUP)
     scale = scales.clamp_min(1e-30).unsqueeze(1)
     largest = groups.abs().amax(dim=2) / (31 * scale)
@@ -96,16 +115,26 @@ def pack_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
         values = groups * (1 / (candidate * scale)).unsqueeze(2)
         indices = (2 * values + 62).nan_to_num_(0).clamp_(0, 124).to(torch.int32)
         nearest = NEAREST.to(weight.device)[indices]
-        errors = (values - NF4.to(weight.device)[nearest.to(torch.int32)]).square_().sum(dim=2) * candidate.square()
+        errors = (values - NF4.to(weight.device)[nearest.to(torch.int32)]).square_().sum(
+            dim=2
+        ) * candidate.square()
         if factor == 1:
             multiples, least, codes = candidate, errors, nearest
         else:
             better = errors < least
-            multiples, least = torch.where(better, candidate, multiples), torch.where(better, errors, least)
+            multiples, least = (
+                torch.where(better, candidate, multiples),
+                torch.where(better, errors, least),
+            )
             codes = torch.where(better.unsqueeze(2), nearest, codes)
     parts = codes.view(rows, -1, 4, GROUP)
-    words = torch.stack((parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3).flatten(2)
-    return torch.cat((multiples.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1), scales
+    words = torch.stack(
+        (parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4), dim=3
+    ).flatten(2)
+    return (
+        torch.cat((multiples.to(torch.uint8).view(rows, -1, 4), words), dim=2).view(rows, -1),
+        scales,
+    )
 
 
 def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
@@ -114,8 +143,10 @@ def unpack(codes: Tensor, scales: Tensor, columns: int) -> Tensor:
         return codes.float() * scales.unsqueeze(-1)
     units = codes.view(len(codes), -1, 4 + 2 * GROUP)
     multiples, words = units[:, :, :4], units[:, :, 4:]
-    values = PAIRS.to(codes.device)[words.to(torch.int32)].view(torch.float32)  # (out, units, 4 GROUP)
-    weights = values.unflatten(2, (GROUP, 4)).transpose(2, 3) * multiples.unsqueeze(3)  # (out, units, 4, GROUP)
+    # (out, units, 4 GROUP)
+    values = PAIRS.to(codes.device)[words.to(torch.int32)].view(torch.float32)
+    # (out, units, 4, GROUP)
+    weights = values.unflatten(2, (GROUP, 4)).transpose(2, 3) * multiples.unsqueeze(3)
     return weights.flatten(1)[:, :columns] * scales.unsqueeze(1)
 
 
@@ -185,7 +216,9 @@ class QuantizedLinear(Quantized):
 
 
 class FrozenLinear(torch.autograd.Function):
-    """x W' of a quantized weight W, with the gradient of x. Each pass unpacks W in blocks of rows and keeps none."""
+    """x W' of a quantized weight W, with the gradient of x. Each pass unpacks W in blocks of rows
+    and keeps none.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Quantized) -> Tensor:
@@ -265,14 +298,24 @@ class QuantizedLSTM(nn.Module):
 
     def __init__(self, lstm: nn.LSTM, kind: str) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.num_layers = lstm.input_size, lstm.hidden_size, lstm.num_layers
+        self.input_size, self.hidden_size, self.num_layers = (
+            lstm.input_size,
+            lstm.hidden_size,
+            lstm.num_layers,
+        )
         for name, parameter in lstm.named_parameters():
             setattr(self, name, Quantized(parameter, kind) if parameter.dim() == 2 else parameter)
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        parameters = [getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names]
-        weights = [weight.weight if isinstance(weight, Quantized) else weight for weight in parameters]
+        parameters = [
+            getattr(self, f"{name}_l{layer}") for layer in range(self.num_layers) for name in names
+        ]
+        weights = [
+            weight.weight if isinstance(weight, Quantized) else weight for weight in parameters
+        ]
         if state is None:
             zeros = x.new_zeros(self.num_layers, x.size(0), self.hidden_size)
             state = (zeros, zeros)
@@ -283,11 +326,15 @@ class QuantizedLSTM(nn.Module):
     def replaces(self, layer: nn.Module) -> bool:
         """Whether the quantized layer has the type and shape of `layer`."""
         sizes = ("input_size", "hidden_size", "num_layers")
-        return type(layer) is nn.LSTM and all(getattr(self, name) == getattr(layer, name) for name in sizes)
+        return type(layer) is nn.LSTM and all(
+            getattr(self, name) == getattr(layer, name) for name in sizes
+        )
 
 
 def quantize(model: LanguageModel, kind: str) -> None:
-    """Replace a model's layers by quantized layers, in place. ValueError: an unknown kind, or a quantized model."""
+    """Replace a model's layers by quantized layers, in place. ValueError: an unknown kind, or a
+    quantized model.
+    """
     check_kind(kind)
     refuse_quantized(model, "quantized again")
     replace_layers(model, dict(layers_of(model, kind)), lambda layer: None)
@@ -299,7 +346,8 @@ def replace_layers(
     """Replace layers by quantized layers, in place.
 
     kinds: the quantization of each layer, or its blocks.
-    fill: loads the weights of a layer before it is quantized, so that only one layer needs memory for its weights.
+    fill: loads the weights of a layer before it is quantized, so that only one layer needs memory
+    for its weights.
     """
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -310,7 +358,9 @@ def replace_layers(
 
 
 def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]]:
-    """The layers to quantize, from the model's steps, and their kinds: int8 for embeddings and head."""
+    """The layers to quantize, from the model's steps, and their kinds: int8 for embeddings and
+    head.
+    """
     encoder = model.encoder_steps() if isinstance(model, EncoderDecoder) else ()
     prediction = () if getattr(model, "mtp", None) is None else model.mtp_steps()
     for step in chain(encoder, model.steps(), prediction):
@@ -319,13 +369,16 @@ def layers_of(model: LanguageModel, kind: str) -> Iterator[tuple[nn.Module, str]
                 yield step.tokens, "int8"
             case Logits() if step.layer.weight is not None:
                 yield step.layer, "int8"
-            case Linear() | CacheEncoder():  # the factor of a shared expert, with one output, is not quantized
+            # the factor of a shared expert, with one output, is not quantized
+            case Linear() | CacheEncoder():
                 yield from ((layer, kind) for layer in step.layers if len(layer.weight) > 1)
             case Add() | Recurrent():
                 yield step.layer, kind
             case Experts():
                 matrices = [*step.gate_up, step.down]
-                yield from ((weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices))
+                yield from (
+                    (weights, kind) for weights in matrices if isinstance(weights, ExpertMatrices)
+                )
 
 
 def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
@@ -334,7 +387,9 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
         return QuantizedEmbedding(layer, kind)
     if isinstance(layer, ExpertMatrices):
         return QuantizedExperts(layer, kind)
-    return QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)  # type: ignore[arg-type]
+    return (
+        QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)
+    )  # type: ignore[arg-type]
 
 
 def check_kind(kind: str | None, *also: str) -> None:
@@ -345,7 +400,9 @@ def check_kind(kind: str | None, *also: str) -> None:
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """The quantization of a model: int8, nf4, or the GGUF type of most of its weights; None if it is not quantized."""
+    """The quantization of a model: int8, nf4, or the GGUF type of most of its weights; None if it
+    is not quantized.
+    """
     sizes = Counter[str]()
     for module in model.modules():
         if isinstance(module, Quantized):
@@ -357,11 +414,17 @@ def kind_of(model: nn.Module) -> str | None:
 
 def count(model: nn.Module) -> int:
     """The number of parameters of a model, including quantized and packed ones."""
-    quantized = sum(math.prod(module.shape) for module in model.modules() if isinstance(module, Quantized | Packed))
+    quantized = sum(
+        math.prod(module.shape)
+        for module in model.modules()
+        if isinstance(module, Quantized | Packed)
+    )
     return quantized + sum(parameter.numel() for parameter in model.parameters())
 
 
 def refuse_quantized(model: nn.Module, participle: str) -> None:
     """ValueError: the model is quantized, so that it has no weights to be, say, "saved"."""
     if kind_of(model):
-        raise ValueError(f'a quantized model cannot be {participle}: load it again with quantize = "none"')
+        raise ValueError(
+            f'a quantized model cannot be {participle}: load it again with quantize = "none"'
+        )

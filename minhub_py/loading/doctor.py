@@ -1,4 +1,6 @@
-"""Checks of the installation for `minhub doctor`, with instructions for missing and incompatible components."""
+"""Checks of the installation for `minhub doctor`, with instructions for missing and incompatible
+components.
+"""
 
 import ctypes
 import importlib.metadata
@@ -19,10 +21,20 @@ if TYPE_CHECKING:
 
 # The minimum versions, as in pyproject.toml.
 PACKAGES = {
-    "torch": "2.4", "numpy": "1.26", "safetensors": "0.5", "tokenizers": "0.23.3", "huggingface_hub": "2.4",
-    "httpx2": "2", "click": "8.4.2", "rich": "13", "jinja2": "3.1.6", "filelock": "3.13", "pyyaml": "6",
-}  # fmt: skip
-# The build of PyTorch to install, by the driver's CUDA version. Within a major version any driver runs any build.
+    "torch": "2.4",
+    "numpy": "1.26",
+    "safetensors": "0.5",
+    "tokenizers": "0.23.3",
+    "huggingface_hub": "2.4",
+    "httpx2": "2",
+    "click": "8.4.2",
+    "rich": "13",
+    "jinja2": "3.1.6",
+    "filelock": "3.13",
+    "pyyaml": "6",
+}
+# The build of PyTorch to install, by the driver's CUDA version. Within a major version any driver
+# runs any build.
 WHEELS = {(13, 0): "13.0", (12, 0): "12.6"}
 # R's shared library, which rpy2 loads: on Linux, macOS and Windows.
 LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
@@ -30,7 +42,9 @@ LIBR = ("lib/libR.so", "lib/libR.dylib", "bin/x64/R.dll")
 KERNELS = {
     "amx": "the processor has AVX-512 and AMX",
     "bf16": "the processor has AVX-512 with VNNI and BF16, but AMX is missing or not permitted",
-    "vnni": "the processor has AVX-512 with VNNI, but BF16 is missing or not supported by the compiler",
+    "vnni": (
+        "the processor has AVX-512 with VNNI, but BF16 is missing or not supported by the compiler"
+    ),
     "avx512": "the processor has AVX-512",
     "avx2": "the processor has AVX2, but not all required parts of AVX-512",
     "dotprod": "a 64-bit ARM processor with dot products of 8-bit numbers",
@@ -59,8 +73,8 @@ class Finding:
 def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Check the installation, without changing it or opening a connection.
 
-    r_facts: facts about R from a calling R session, with the keys of r_bridge.probe.ask_r; R is then started only to
-    test rpy2. By default, the R on the PATH is started to determine them.
+    r_facts: facts about R from a calling R session, with the keys of r_bridge.probe.ask_r; R is
+    then started only to test rpy2. By default, the R on the PATH is started to determine them.
     """
     sections: dict[str, Callable[[], Iterable[Finding]]] = {
         "Python": _python,
@@ -75,7 +89,11 @@ def examine(r_facts: Mapping[str, str] | None = None) -> list[Finding]:
         try:
             findings += section()
         except Exception as error:  # a broken installation can fail anywhere: report it
-            findings.append(Finding(what, f"{type(error).__name__}: {error}", False, "fix the cause of this error"))
+            findings.append(
+                Finding(
+                    what, f"{type(error).__name__}: {error}", False, "fix the cause of this error"
+                )
+            )
     return findings
 
 
@@ -104,7 +122,9 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, "missing", False, f"{pip()} '{name}>={minimum}'")
         else:
             fits = _numbers(version) >= _numbers(minimum)
-            yield Finding(name, version, fits, "" if fits else f"{pip()} --upgrade '{name}>={minimum}'")
+            yield Finding(
+                name, version, fits, "" if fits else f"{pip()} --upgrade '{name}>={minimum}'"
+            )
 
 
 def _extras() -> Iterator[Finding]:
@@ -112,7 +132,10 @@ def _extras() -> Iterator[Finding]:
     for name, extra in EXTRAS.items():
         versions = {package: _version(package) for package in extra.packages}
         minimum = {package: _numbers(version) for package, version in extra.packages.items()}
-        old = any(version and _numbers(version) < minimum[package] for package, version in versions.items())
+        old = any(
+            version and _numbers(version) < minimum[package]
+            for package, version in versions.items()
+        )
         states = [f"{package} {version}" for package, version in versions.items() if version]
         absent = [package for package, version in versions.items() if version is None]
         if absent:
@@ -129,7 +152,12 @@ def _devices() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:  # a part of PyTorch or a shared library is missing
-        yield Finding("devices", f"PyTorch cannot be imported: {error}", False, f"{pip()} --force-reinstall torch")
+        yield Finding(
+            "devices",
+            f"PyTorch cannot be imported: {error}",
+            False,
+            f"{pip()} --force-reinstall torch",
+        )
         return
 
     from minhub_py.inference.native.library import opened
@@ -161,7 +189,9 @@ def judge_decoder(library: object, detail: str) -> Finding:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: its maximum CUDA version, the number of GPUs, and its error if it does not start."""
+    """NVIDIA's driver: its maximum CUDA version, the number of GPUs, and its error if it does not
+    start.
+    """
 
     cuda: tuple[int, int]
     gpus: int
@@ -169,7 +199,9 @@ class Driver:
 
 
 def nvidia_driver() -> Driver | None:
-    """Query the driver's library; None without a driver. PyTorch's CPU build cannot query it; nvidia-smi may hang."""
+    """Query the driver's library; None without a driver. PyTorch's CPU build cannot query it;
+    nvidia-smi may hang.
+    """
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -206,9 +238,15 @@ def judge_driver(build: str | None, driver: Driver | None, fault: str) -> Findin
     if build is None:
         return Finding("CUDA", f"{state}; the GPU is not used", False, _install_torch(wheel))
     if driver.cuda < _numbers(build)[:1]:
-        return Finding("CUDA", f"{state}; the driver is too old", False, f"{_install_torch(wheel)} (or {update})")
+        return Finding(
+            "CUDA",
+            f"{state}; the driver is too old",
+            False,
+            f"{_install_torch(wheel)} (or {update})",
+        )
     advice = "check with nvidia-smi for other processes on the GPU, then run again"
-    if "kernel image" in fault:  # the build does not support the GPU's generation: try the other major version of CUDA
+    # the build does not support the GPU's generation: try the other major version of CUDA
+    if "kernel image" in fault:
         minimum, wheel = next(item for item in WHEELS.items() if item[0][:1] != _numbers(build)[:1])
         advice = ("" if driver.cuda >= minimum else f"{update}, then: ") + _install_torch(wheel)
     return Finding("CUDA", f"{state}; {fault}", False, advice)
@@ -235,18 +273,28 @@ def _hub() -> Iterator[Finding]:
     yield Finding("Hub cache", f"{cache} ({size(free)} free)", not advice, advice)
 
     # Reports contain the source of the token, but never the token.
-    variables = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()]
+    variables = [
+        name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name, "").strip()
+    ]
     source = f"found, from {(*variables, constants.HF_TOKEN_PATH)[0]}"
     token = get_token() is not None
     state = source if token else "none (only private and gated models need one)"
     yield Finding("Hub token", state, True, present=token)
     yield Finding(
-        "Hub address", constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""), True
+        "Hub address",
+        constants.ENDPOINT + (" (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""),
+        True,
     )
 
     partial = sorted(cache.glob("models--*/blobs/*.incomplete"))
-    models = sorted({path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial})
-    state = f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}" if partial else "none"
+    models = sorted(
+        {path.parents[1].name.removeprefix("models--").replace("--", "/") for path in partial}
+    )
+    state = (
+        f"{size(sum(path.stat().st_size for path in partial))} of {', '.join(models)}"
+        if partial
+        else "none"
+    )
     advice = f"minhub download {models[0]}, which resumes the download" if partial else ""
     yield Finding("unfinished downloads", state, True, advice)
 
@@ -262,7 +310,9 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
             return
         facts = facts or ask_r(r.executable)
     except OSError as error:
-        yield Finding("R", str(error), False, "run R in a terminal and fix the error, or reinstall R")
+        yield Finding(
+            "R", str(error), False, "run R in a terminal and fix the error, or reinstall R"
+        )
         return
     yield Finding("R", f"{facts['version']} ({r.executable}), home {facts['home']}", True)
     yield _rpy2(r, facts["home"])
@@ -277,22 +327,37 @@ def _r(facts: Mapping[str, str] | None) -> Iterator[Finding]:
 
 
 def _rpy2(r: "R", home: str) -> Finding:
-    """Requirements for hosting R in Python: R's shared library, this R's R_HOME, and a compatible rpy2."""
+    """Requirements for hosting R in Python: R's shared library, this R's R_HOME, and a compatible
+    rpy2.
+    """
     from r_bridge.probe import try_rpy2
 
     state = r.rpy2_found or "none (only `minhub r` and Python programs that host R need it)"
     install = f"{pip()} 'rpy2-rinterface{r.rpy2}'"
     if not any(Path(home, name).exists() for name in LIBR):
-        advice = "install R from r-base-core, conda or www.r-project.org, or build it with ./configure --enable-R-shlib"
-        return Finding("rpy2", f"{state}; this R has no shared library ({LIBR[0]})", r.rpy2_found is None, advice)
+        advice = (
+            "install R from r-base-core, conda or www.r-project.org, or build it with ./configure"
+            " --enable-R-shlib"
+        )
+        return Finding(
+            "rpy2",
+            f"{state}; this R has no shared library ({LIBR[0]})",
+            r.rpy2_found is None,
+            advice,
+        )
     if r.rpy2_found is None:
         return Finding("rpy2", state, True, install, present=False)
     r_home = os.environ.get("R_HOME") or home
     if Path(r_home).resolve() != Path(home).resolve():
-        return Finding("rpy2", f"{state}, but R_HOME names another R: {r_home}", False, "unset R_HOME")
+        return Finding(
+            "rpy2", f"{state}, but R_HOME names another R: {r_home}", False, "unset R_HOME"
+        )
     if not r.rpy2_fits:
         return Finding(
-            "rpy2", f"{state}, which cannot be imported with R {'.'.join(map(str, r.version))}", False, install
+            "rpy2",
+            f"{state}, which cannot be imported with R {'.'.join(map(str, r.version))}",
+            False,
+            install,
         )
     if "rpy2.rinterface" not in sys.modules and (fault := try_rpy2()):
         # The extension may be built for another R; pip would reinstall it from its cache.
@@ -302,27 +367,47 @@ def _rpy2(r: "R", home: str) -> Finding:
 
 
 def _r_torch(facts: Mapping[str, str], python_torch: str | None, hosted: bool) -> Iterator[Finding]:
-    """R torch, and whether it can share a process with Python's torch, which requires the same version of LibTorch.
+    """R torch, and whether it can share a process with Python's torch, which requires the same
+    version of LibTorch.
 
     hosted: R runs in this process.
     """
     version = facts.get("torch")
     if version is None:
         advice = 'in R: install.packages("torch"), then torch::install_torch()'
-        yield Finding("R torch", "none (only needed for R torch tensors)", True, advice, present=False)
+        yield Finding(
+            "R torch", "none (only needed for R torch tensors)", True, advice, present=False
+        )
         return
     libtorch = facts.get("libtorch", "of unknown version")
     state = f"{version}, LibTorch {libtorch}"
     works = facts.get("torch_works", "R ended or hung when it was loaded")
     same = python_torch is not None and libtorch.partition("+")[0] == python_torch.partition("+")[0]
-    advice = "use R torch in a plain R session, where Python runs in another process; it does not work in `minhub r`"
+    advice = (
+        "use R torch in a plain R session, where Python runs in another process; it does not work"
+        " in `minhub r`"
+    )
     if works == "yes":
         yield Finding("R torch", state, True)
     elif hosted and not same:
-        yield Finding("R torch", f"{state}, which does not work in the same process as Python's torch", False, advice)
+        yield Finding(
+            "R torch",
+            f"{state}, which does not work in the same process as Python's torch",
+            False,
+            advice,
+        )
     else:
-        yield Finding("R torch", f"{state}, but: {works}", False, "in R: torch::install_torch(reinstall = TRUE)")
+        yield Finding(
+            "R torch",
+            f"{state}, but: {works}",
+            False,
+            "in R: torch::install_torch(reinstall = TRUE)",
+        )
     if python_torch is not None:
-        result = "equal, so they can share a process" if same else "different, so they need two processes"
+        result = (
+            "equal, so they can share a process"
+            if same
+            else "different, so they need two processes"
+        )
         state = f"LibTorch {libtorch} and Python's {python_torch}: {result}"
         yield Finding("R torch with Python's", state, True, "" if same else advice)

@@ -1,4 +1,5 @@
-"""Load models: find the files, read the config, create the model on the meta device, assign the weights; save models.
+"""Load models: find the files, read the config, create the model on the meta device, assign the
+weights; save models.
 
 Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
@@ -17,22 +18,34 @@ import torch
 from torch import Tensor, nn
 
 import weights_map
-from minhub_py.loading.adapters.loading import DEFAULT_ADAPTER, AdapterSource, adapter_folder, adapter_folders, load_adapters
 from minhub_py.checkpoints import hub, local
 from minhub_py.checkpoints.gguf import GGUFCheckpoint, checkpoint_at
 from minhub_py.checkpoints.layout import EMBEDDING_FILES, TOKENIZER_FILES
 from minhub_py.checkpoints.sentence_transformers import embedding_files, read_embedding_settings
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.writing import write_checkpoint
-from minhub_py.models.config import with_older_rope
 from minhub_py.distributed.process_group import ProcessGroup, connect
-from minhub_py.loading.fitting import check_architecture, describe, fit, with_values
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
-from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.inference.quantize import (
+    KINDS,
+    check_kind,
+    layers_of,
+    refuse_quantized,
+    replace_layers,
+)
+from minhub_py.loading.adapters.loading import (
+    DEFAULT_ADAPTER,
+    AdapterSource,
+    adapter_folder,
+    adapter_folders,
+    load_adapters,
+)
+from minhub_py.loading.fitting import check_architecture, describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.config import with_older_rope
 from minhub_py.models.experts import ExpertMatrices
-from minhub_py.models.steps import LayerInputs
 from minhub_py.models.registry import Architecture, Entry, architecture_of, preset
+from minhub_py.models.steps import LayerInputs
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from minhub_py.system.habits import with_hints
@@ -57,30 +70,34 @@ def from_pretrained(
     """Load a pretrained model in eval mode. config.json's model_type selects the architecture.
 
     Args:
-        identifier: A Hub repository ("owner/name"), a local folder in Hub layout, a built-in model such as
-            "minhub/shakespeare-gpt2", a local folder with an adapter, which names its model, or
-            a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
+        identifier: A Hub repository ("owner/name"), a local folder in Hub layout, a built-in model
+            such as "minhub/shakespeare-gpt2", a local folder with an adapter, which names its
+            model, or a GGUF file: a local path, or "owner/name:file.gguf" on the Hub.
         revision: A branch, tag or commit of the repository.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or "xpu"; see `devices()`.
-        dtype: The dtype of the weights and activations, by name or as a `torch.dtype`. "auto" selects the
-            checkpoint's dtype if the device supports it, and otherwise float32.
-        quantize: "int8" or "nf4" (4 bits) quantizes the weights. This saves memory, speeds up the native decoder on a
-            CPU, and changes results slightly; other devices become slower. Quantized models cannot be trained or
-            saved. Activations are rounded to 16 bits, or to 8 bits if `dtype` is "bfloat16": prefill is then faster
-            and the error larger. With dtype "auto" the remaining weights are float32 on a CPU. "auto" computes with
-            the quantized weights of a GGUF file as they are stored; K-quants round activations to 15 bits.
-            "none" dequantizes them, for training or saving. The default, None, means "auto" for a GGUF file on a CPU.
-            It means "none" for other models and devices, with `parallel`, and if `dtype` is not "auto".
-        parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA, each process needs
-            its own GPU. All processes must make the same calls of `from_pretrained`, `generate`, `stream` and `score`
-            with the same arguments. No effect in a single process.
-        adapter: A LoRA adapter in PEFT's format: a folder or a Hub repository, with "@revision" at the end for a
-            branch, tag or commit. The result is the model with this adapter. A dictionary of several adapters by name
-            returns the model without an adapter; ``model.adapter("name")`` is the model with one. All share the
-            weights of the model.
+        dtype: The dtype of the weights and activations, by name or as a `torch.dtype`. "auto"
+            selects the checkpoint's dtype if the device supports it, and otherwise float32.
+        quantize: "int8" or "nf4" (4 bits) quantizes the weights. This saves memory, speeds up the
+            native decoder on a CPU, and changes results slightly; other devices become slower.
+            Quantized models cannot be trained or saved. Activations are rounded to 16 bits, or to 8
+            bits if `dtype` is "bfloat16": prefill is then faster and the error larger. With dtype
+            "auto" the remaining weights are float32 on a CPU. "auto" computes with the quantized
+            weights of a GGUF file as they are stored; K-quants round activations to 15 bits. "none"
+            dequantizes them, for training or saving. The default, None, means "auto" for a GGUF
+            file on a CPU. It means "none" for other models and devices, with `parallel`, and if
+            `dtype` is not "auto".
+        parallel: "tensor" splits the weights among the processes that torchrun started; on CUDA,
+            each process needs its own GPU. All processes must make the same calls of
+            `from_pretrained`, `generate`, `stream` and `score` with the same arguments. No effect
+            in a single process.
+        adapter: A LoRA adapter in PEFT's format: a folder or a Hub repository, with "@revision" at
+            the end for a branch, tag or commit. The result is the model with this adapter. A
+            dictionary of several adapters by name returns the model without an adapter;
+            ``model.adapter("name")`` is the model with one. All share the weights of the model.
         mtp: Also load the head for multi-token prediction (Qwen 3.5, Qwen 3 Next), for
             ``generate(…, draft="mtp")``. It needs the memory of one more layer.
-        token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by `hf auth login`.
+        token: A Hub access token. Default: the environment variable HF_TOKEN, or the token saved by
+            `hf auth login`.
         local_files_only: Use cached files only and open no connection, as with HF_HUB_OFFLINE=1.
 
     Returns:
@@ -90,18 +107,26 @@ def from_pretrained(
         FileNotFoundError: The repository, revision, folder or file does not exist.
         PermissionError: The repository is gated, or the token is invalid.
         ConnectionError: The Hub cannot be reached.
-        ValueError: A file is corrupt, the architecture or a setting is not supported, tensors do not fit the model, or
-            a device, dtype or quantization is unknown.
+        ValueError: A file is corrupt, the architecture or a setting is not supported, tensors do
+            not fit the model, or a device, dtype or quantization is unknown.
 
     Note:
-        On a CPU the weights are memory-mapped. Truncating the file while the model is in use ends the process with
-        SIGBUS: replace files by renaming. As in PyTorch, forking after a computation with several threads may hang:
-        use ``multiprocessing.get_context("spawn")``.
+        On a CPU the weights are memory-mapped. Truncating the file while the model is in use ends
+        the process with SIGBUS: replace files by renaming. As in PyTorch, forking after a
+        computation with several threads may hang: use ``multiprocessing.get_context("spawn")``.
     """
     return _from_pretrained(
-        identifier, revision, device=device, dtype=dtype, quantize=quantize, parallel=parallel, adapter=adapter,
-        mtp=mtp, token=token, local_files_only=local_files_only,
-    )  # fmt: skip
+        identifier,
+        revision,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        parallel=parallel,
+        adapter=adapter,
+        mtp=mtp,
+        token=token,
+        local_files_only=local_files_only,
+    )
 
 
 def _from_pretrained(
@@ -123,7 +148,8 @@ def _from_pretrained(
         raise ValueError(f'parallel {parallel!r} is unknown; give None or "tensor"')
     if adapter is not None and parallel:
         raise ValueError(
-            "a model with an adapter cannot be split among processes: merge it with minhub convert --merge"
+            "a model with an adapter cannot be split among processes: merge it with minhub convert"
+            " --merge"
         )
     group = connect(device) if parallel else None
     folders = adapter_folders(adapter, **access)
@@ -145,17 +171,23 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the files of a model, all from the same commit: the revision is resolved once.
 
-    The architecture and `entry` are checked before any weights are downloaded (for a GGUF file, after the download).
-    The matching tokenizer is `read_tokenizer(checkpoint.path)`.
+    The architecture and `entry` are checked before any weights are downloaded (for a GGUF file,
+    after the download). The matching tokenizer is `read_tokenizer(checkpoint.path)`.
 
-    check: called with the checkpoint after these checks; may raise to prevent the download of weights.
-    group: if several processes open the checkpoint, one per machine downloads it.
-    Raises the errors of from_pretrained() and check_architecture().
+    check: called with the checkpoint after these checks; may raise to prevent the download of
+    weights. group: if several processes open the checkpoint, one per machine downloads it. Raises
+    the errors of from_pretrained() and check_architecture().
     """
     if (parts := adapter_folder(identifier)) is not None:
         base, base_revision, adapter = parts
         checkpoint = open_checkpoint(
-            base, base_revision, entry=entry, token=token, local_files_only=local_files_only, check=check, group=group
+            base,
+            base_revision,
+            entry=entry,
+            token=token,
+            local_files_only=local_files_only,
+            check=check,
+            group=group,
         )
         checkpoint.adapter = adapter
         return checkpoint
@@ -172,7 +204,9 @@ def open_checkpoint(
         opened.append(checkpoint)
 
     def fetch() -> Path:
-        return hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, check=look)
+        return hub.fetch(
+            identifier, revision, token=token, local_files_only=local_files_only, check=look
+        )
 
     group.run_in_turn(fetch) if group else fetch()
     return opened[0]
@@ -188,9 +222,9 @@ def read_config(
 ) -> tuple[Architecture, ModelConfig, Path | None]:
     """The architecture and config of a model, and the folder or GGUF file that contains them.
 
-    Downloads no weights, except those in a GGUF file. Published sizes such as gpt2-xl need no network; their folder is
-    None unless the model is cached.
-    Raises the errors of from_pretrained() and check_architecture().
+    Downloads no weights, except those in a GGUF file. Published sizes such as gpt2-xl need no
+    network; their folder is None unless the model is cached. Raises the errors of from_pretrained()
+    and check_architecture().
     """
     if (parts := adapter_folder(identifier)) is not None:
         identifier, revision, _ = parts
@@ -202,7 +236,9 @@ def read_config(
             check_architecture(published[1], entry, identifier)
             return *published, None
     if folder is None:
-        folder = hub.fetch(identifier, revision, token=token, local_files_only=local_files_only, weights=False)
+        folder = hub.fetch(
+            identifier, revision, token=token, local_files_only=local_files_only, weights=False
+        )
     architecture, config = describe(checkpoint_at(folder))
     check_architecture(config, entry, identifier)
     return architecture, config, folder
@@ -219,12 +255,16 @@ def load(
 ) -> LanguageModel:
     """The model of an opened checkpoint, in eval mode. On a CPU its weights are memory-mapped.
 
-    group: the processes that share the weights, if there are several.    mtp: see `from_pretrained`.
-    ValueError: an unknown device, dtype or quantization, or a missing head for multi-token prediction.
+    group: the processes that share the weights, if there are several.    mtp: see
+    `from_pretrained`. ValueError: an unknown device, dtype or quantization, or a missing head for
+    multi-token prediction.
     """
     if checkpoint.adapter is not None:
         if group is not None:
-            raise ValueError("a model with an adapter cannot be split among processes: merge it with minhub convert")
+            raise ValueError(
+                "a model with an adapter cannot be split among processes: merge it with minhub"
+                " convert"
+            )
         base, folder = copy(checkpoint), checkpoint.adapter
         base.adapter = None
         model = load(base, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
@@ -237,7 +277,10 @@ def load(
         quantize = "auto" if isinstance(checkpoint, GGUFCheckpoint) else None
     quantize = None if quantize == "none" else quantize
     if mtp and group is not None:
-        raise ValueError("a model with a head for multi-token prediction cannot be split among processes: omit mtp")
+        raise ValueError(
+            "a model with a head for multi-token prediction cannot be split among processes:"
+            " omit mtp"
+        )
     _, model, meta = fit(checkpoint, mtp)
     if dtype == "auto" and quantize in KINDS and probe.name == "cpu":
         dtype = "float32"  # bfloat16 would also quantize activations to 8 bits: only on request
@@ -280,9 +323,15 @@ def load(
 
 
 def kinds_of(
-    model: LanguageModel, meta: Mapping[str, Tensor], checkpoint: Checkpoint, quantize: str | None, device: torch.device
+    model: LanguageModel,
+    meta: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
+    quantize: str | None,
+    device: torch.device,
 ) -> dict[nn.Module, str | Blocks]:
-    """The layers to quantize with their kinds; with "auto", those that a GGUF file stores in blocks."""
+    """The layers to quantize with their kinds; with "auto", those that a GGUF file stores in
+    blocks.
+    """
     if quantize != "auto":
         return dict(layers_of(model, quantize)) if quantize else {}
     kinds: dict[nn.Module, str | Blocks] = {}
@@ -291,12 +340,16 @@ def kinds_of(
         leaves = [*layer.state_dict()] if isinstance(layer, ExpertMatrices) else ["weight"]
         names = [f"{paths[layer]}.{leaf}" for leaf in leaves]
         if isinstance(meta, Mapped) and (kind := checkpoint.auto_quantization(names, meta)):
-            kinds[layer] = kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(device))
+            kinds[layer] = (
+                kind if isinstance(kind, str) else kind._replace(rows=kind.rows.to(device))
+            )
     return kinds
 
 
 def cast(model: LanguageModel, dtype: torch.dtype) -> None:
-    """Change the dtype of a quantized model. Tables that are only looked up stay in the mapped file, in its dtype."""
+    """Change the dtype of a quantized model. Tables that are only looked up stay in the mapped
+    file, in its dtype.
+    """
     tables = [step.tokens for step in model.steps() if isinstance(step, LayerInputs)]
     weights = [table.weight for table in tables]
     for table in tables:
@@ -307,16 +360,23 @@ def cast(model: LanguageModel, dtype: torch.dtype) -> None:
 
 
 def split(
-    model: LanguageModel, native: Mapping[str, Tensor], dtype: torch.dtype, quantize: str | None, group: ProcessGroup
+    model: LanguageModel,
+    native: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    quantize: str | None,
+    group: ProcessGroup,
 ) -> LanguageModel:
-    """Give the model the shards of this process, in place.    native: the weights under native names.
+    """Give the model the shards of this process, in place.    native: the weights under native
+    names.
 
     ValueError: the model cannot be split.
     """
     from minhub_py.distributed.tensor_parallel import shard
 
     if quantize:
-        raise ValueError("a quantized model cannot be split among processes: omit quantize or parallel")
+        raise ValueError(
+            "a quantized model cannot be split among processes: omit quantize or parallel"
+        )
 
     def put(tensor: Tensor) -> Tensor:
         return place(tensor, group.device, dtype if tensor.is_floating_point() else tensor.dtype)
@@ -328,8 +388,9 @@ def split(
 def place(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Move a weight to its device and dtype, without a copy if it is already there.
 
-    A transposed view stays a view for float32 on a CPU, where this layout is faster for a single token (4.8 ms instead
-    of 6.8 ms in benchmarks/layout.py). For 16 bits, (out, in) is faster: 1.8 ms instead of 40 ms in float16.
+    A transposed view stays a view for float32 on a CPU, where this layout is faster for a single
+    token (4.8 ms instead of 6.8 ms in benchmarks/layout.py). For 16 bits, (out, in) is faster: 1.8
+    ms instead of 40 ms in float16.
     """
     tensor = tensor.to(device, dtype)
     return tensor if dtype == torch.float32 and device.type == "cpu" else tensor.contiguous()
@@ -340,17 +401,18 @@ def save_pretrained(
 ) -> None:
     """Save a model in Hub layout: config.json, model.safetensors and optionally a tokenizer.
 
-    transformers 4.57 and 5 load the folder, and sentence-transformers a model that comes from its repositories. The
-    tensors are bitwise identical to the model's. config.json has both forms of the rotary settings: rope_parameters,
-    and rope_theta and rope_scaling, which transformers 4 reads. generation_config.json is saved if the model has one.
-    The files of a previous model in the folder are deleted, and the files of a previous tokenizer if a tokenizer is
-    given.
+    transformers 4.57 and 5 load the folder, and sentence-transformers a model that comes from its
+    repositories. The tensors are bitwise identical to the model's. config.json has both forms of
+    the rotary settings: rope_parameters, and rope_theta and rope_scaling, which transformers 4
+    reads. generation_config.json is saved if the model has one. The files of a previous model in
+    the folder are deleted, and the files of a previous tokenizer if a tokenizer is given.
 
     Args:
         model: A model of this package that is not quantized.
         folder: The folder to write to. It is created if it does not exist.
         tokenizer: A `tokenizers.Tokenizer`. A chat template that came with it is saved, too.
-        max_shard_size: Maximum size of a weight file in bytes. Larger models are saved as several shards.
+        max_shard_size: Maximum size of a weight file in bytes. Larger models are saved as several
+            shards.
 
     Raises:
         ValueError: The model is quantized or not a model of this package, or the tokenizer is not a
@@ -361,8 +423,10 @@ def save_pretrained(
     check_path("folder", folder)
     own = getattr(own, "_orig_mod", own)  # a model compiled by torch.compile() prefixes its names
     if getattr(own, "attached", None) is not None:
-        raise ValueError("save_pretrained() does not save a model with an adapter: save the adapter with "
-                         "save_adapter(), or write a complete model with minhub convert --merge")  # fmt: skip
+        raise ValueError(
+            "save_pretrained() does not save a model with an adapter: save the adapter with "
+            "save_adapter(), or write a complete model with minhub convert --merge"
+        )
     refuse_quantized(own, "saved")
     if tokenizer is not None:
         check_tokenizer(tokenizer, "to_str")
@@ -370,11 +434,16 @@ def save_pretrained(
     architecture = architecture_of(config.to_hub()["model_type"])
     tensors = weights_map.to_hub(architecture.model_type, own.state_dict(), config)
     dtype = next(own.parameters()).dtype
-    settings = {**with_older_rope(config, config.to_hub()), "dtype": str(dtype).removeprefix("torch.")}
+    settings = {
+        **with_older_rope(config, config.to_hub()),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     companions: dict[str, bytes] = {}
     outdated = ["generation_config.json", *EMBEDDING_FILES]
     if own.generation_config:
-        companions["generation_config.json"] = json.dumps(dict(own.generation_config), indent=2).encode()
+        companions["generation_config.json"] = json.dumps(
+            dict(own.generation_config), indent=2
+        ).encode()
     if own.embedding_settings is not None:
         companions |= embedding_files(own.embedding_settings, getattr(config, "hidden_size"))  # noqa: B009
     if tokenizer is not None:
@@ -383,7 +452,12 @@ def save_pretrained(
         companions |= tokenizer_files(tokenizer)
         outdated += TOKENIZER_FILES
     write_checkpoint(
-        Path(folder), tensors, settings, companions=companions, outdated=outdated, max_shard_size=max_shard_size
+        Path(folder),
+        tensors,
+        settings,
+        companions=companions,
+        outdated=outdated,
+        max_shard_size=max_shard_size,
     )
 
 
@@ -401,7 +475,9 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Any:
-        _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
+        _, config, _ = read_config(
+            identifier, revision, entry=entry, token=token, local_files_only=local_files_only
+        )
         return architecture.new(config)
 
     def pretrained(*arguments: Any, **settings: Any) -> Any:
@@ -429,7 +505,9 @@ def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
         ValueError: Also for a model of another architecture; the message names the right function.
     """
     names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
-    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, with_hints(pretrained)), strict=True))
+    points: dict[str, Callable[..., Any]] = dict(
+        zip(names, (fresh, from_config, with_hints(pretrained)), strict=True)
+    )
     for name, function in points.items():
         function.__name__ = function.__qualname__ = name
     return points

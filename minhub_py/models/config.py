@@ -2,23 +2,28 @@
 
 A model file declares its settings as data:
 
-    class GPT2Config            a frozen dataclass. Its fields are the settings that change the result, by their names
-                                on the Hub. __post_init__ contains only architecture-specific checks.
+    class GPT2Config            a frozen dataclass. Its fields are the settings that change the
+    result, by their names
+                                on the Hub. __post_init__ contains only architecture-specific
+                                checks.
         TITLE                   name of the architecture in messages
-        ONLY_VALUE              settings that would change the result, each with the only supported value
-        NO_EFFECT               names of settings without effect, in addition to NO_EFFECT below
-        DERIVED                 properties of the dataclass that config.json may repeat but not contradict
-        ROPE_NAMES              older names of rotary settings, in addition to rope_theta -> names in rope_parameters
-        LOCAL_THETA             older name of rope_theta in layers with a window, if rope_parameters are dicts per layer
+        ONLY_VALUE              settings that would change the result, each with the only supported
+        value NO_EFFECT               names of settings without effect, in addition to NO_EFFECT
+        below DERIVED                 properties of the dataclass that config.json may repeat but
+        not contradict ROPE_NAMES              older names of rotary settings, in addition to
+        rope_theta -> names in rope_parameters LOCAL_THETA             older name of rope_theta in
+        layers with a window, if rope_parameters are dicts per layer
                                 type. Without this name, such rope_parameters have no older form
         ROPE_DEFAULT            default rope_parameters, if not rope_type "default"
-        ALIASES                 for a model_type, its names of settings -> names of fields, for files and for new models
-        DEFAULTS                defaults of each model_type, for files that implement several model types
+        ALIASES                 for a model_type, its names of settings -> names of fields, for
+        files and for new models DEFAULTS                defaults of each model_type, for files that
+        implement several model types
 
-A value must have the type of the field's annotation; an int is accepted as a float, and a bool only as a bool. An `int`
-field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the field's metadata has another "range". Fields
-with other annotations have no range unless the metadata gives one. Further metadata: "choices", the allowed values;
-"model_types", the model types with this setting. Other model types must use the default.
+A value must have the type of the field's annotation; an int is accepted as a float, and a bool only
+as a bool. An `int` field is a size, 1 to 2**24, and a `float` field a rate, 0 to 1, unless the
+field's metadata has another "range". Fields with other annotations have no range unless the
+metadata gives one. Further metadata: "choices", the allowed values; "model_types", the model types
+with this setting. Other model types must use the default.
 
 A setting that changes the result is never ignored: it is used, or an error names it.
 """
@@ -41,8 +46,8 @@ C = TypeVar("C", bound="ModelConfig")
 MAX_LIST = 10_000  # items of a setting: the layers have up to 4,096
 SIZE, RATE = (1, 2**24), (0.0, 1.0)
 
-# Settings without effect on the logits: metadata, generation defaults (now in generation_config.json), and output heads
-# for other tasks.
+# Settings without effect on the logits: metadata, generation defaults (now in
+# generation_config.json), and output heads for other tasks.
 NO_EFFECT = frozenset(
     """
     model_type architectures transformers_version torch_dtype dtype use_cache gradient_checkpointing auto_map
@@ -65,17 +70,22 @@ ONLY_VALUE = {
     "quantization_config": None,
     "chunk_size_feed_forward": 0,
     "tie_encoder_decoder": False,
-    "is_causal": True,  # transformers computes bidirectional attention if a decoder's file sets False
+    # transformers computes bidirectional attention if a decoder's file sets False
+    "is_causal": True,
     "use_bidirectional_attention": False,
     "use_mrope": False,  # three-dimensional positions, for images; Qwen's text models set False
 }
 
 
 def read(Config: type[C], hub: Mapping[str, object]) -> C:
-    """The dataclass for a config.json. ValueError: a setting or value is not supported; the message names it."""
+    """The dataclass for a config.json. ValueError: a setting or value is not supported; the message
+    names it.
+    """
     names = {field.name for field in dataclasses.fields(Config)}
     only = ONLY_VALUE | dict(getattr(Config, "ONLY_VALUE", {}))
-    ignored = (NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())) - getattr(Config, "ONLY_VALUE", {}).keys()
+    ignored = (NO_EFFECT | getattr(Config, "NO_EFFECT", frozenset())) - getattr(
+        Config, "ONLY_VALUE", {}
+    ).keys()
     derived = getattr(Config, "DERIVED", ())
     title = Config.TITLE
     aliases = getattr(Config, "ALIASES", {}).get(hub.get("model_type"), {})
@@ -85,18 +95,21 @@ def read(Config: type[C], hub: Mapping[str, object]) -> C:
             continue
         if name not in only:
             raise ValueError(
-                f"{title}: config.json has a setting {name[:80]!r} that this implementation does not know. "
-                "If it does not change the model, delete it from a local copy and load that folder"
+                f"{title}: config.json has a setting {name[:80]!r} that this implementation does"
+                " not know. If it does not change the model, delete it from a local copy and load"
+                " that folder"
             )
         if value not in (only[name], None):
             if name == "quantization_config" and isinstance(value, dict):
                 raise ValueError(
-                    f"{title}: config.json sets quantization_config: the weights are quantized (quant_method "
-                    f"{brief(value.get('quant_method'))}), which this package does not read; take the repository of "
-                    f"the same model in BF16 or F16 ({setting('quantize', 'int8')} makes it as small)"
+                    f"{title}: config.json sets quantization_config: the weights are quantized"
+                    f" (quant_method {brief(value.get('quant_method'))}), which this package does"
+                    " not read; take the repository of the same model in BF16 or F16"
+                    f" ({setting('quantize', 'int8')} makes it as small)"
                 )
             raise ValueError(
-                f"{title}: config.json sets {name} to {brief(value)}; this implementation has {only[name]!r} only"
+                f"{title}: config.json sets {name} to {brief(value)}; this implementation has"
+                f" {only[name]!r} only"
             )
     config = build(Config, {name: value for name, value in hub.items() if name in names})
     for name in derived:
@@ -106,13 +119,18 @@ def read(Config: type[C], hub: Mapping[str, object]) -> C:
 
 
 def build(Config: type[C], settings: Mapping[str, object]) -> C:
-    """The dataclass for `settings`, each checked by type and range. ValueError: a setting is unknown or invalid."""
+    """The dataclass for `settings`, each checked by type and range. ValueError: a setting is
+    unknown or invalid.
+    """
     fields = {field.name: field for field in dataclasses.fields(Config)}
     title = Config.TITLE
     settings = one_rope(Config, renamed(Config, settings, fields))
     if unknown := sorted(set(settings) - set(fields)):
-        listed = sorted(fields, key=lambda name: name in HEAD_SETTINGS)  # stable: the architecture's own come first
-        raise ValueError(f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(listed)}")
+        # stable: the architecture's own come first
+        listed = sorted(fields, key=lambda name: name in HEAD_SETTINGS)
+        raise ValueError(
+            f"{title} has no setting {', '.join(unknown)}; its settings are {', '.join(listed)}"
+        )
     kinds = getattr(Config, "DEFAULTS", {})
     kind = settings.get("model_type", fields["model_type"].default) if kinds else None
     if kinds and kind not in list(kinds):  # not `in kinds`: a value from a file may be unhashable
@@ -126,8 +144,11 @@ def build(Config: type[C], settings: Mapping[str, object]) -> C:
     return Config(**values)
 
 
-def renamed(Config: Any, settings: Mapping[str, object], fields: Collection[str]) -> dict[str, object]:
-    """The settings with the names of fields, where they have config.json's names for a model type (ALIASES).
+def renamed(
+    Config: Any, settings: Mapping[str, object], fields: Collection[str]
+) -> dict[str, object]:
+    """The settings with the names of fields, where they have config.json's names for a model type
+    (ALIASES).
 
     ValueError: two names of one setting.
     """
@@ -136,7 +157,10 @@ def renamed(Config: Any, settings: Mapping[str, object], fields: Collection[str]
     aliases = {name: field for name, field in tables.get(kind, {}).items() if name not in fields}
     for name in aliases.keys() & settings.keys():
         if aliases[name] in settings:
-            raise ValueError(f"{Config.TITLE}: {name} and {aliases[name]} are names of one setting: use one of them")
+            raise ValueError(
+                f"{Config.TITLE}: {name} and {aliases[name]} are names of one setting: use one of"
+                " them"
+            )
     return {aliases.get(name, name): value for name, value in settings.items()}
 
 
@@ -154,10 +178,13 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
     low, high = field.metadata.get("range", usual)
     if isinstance(value, int | float) and not low <= value <= high:  # also refuses NaN
         bounds = f"{low:g} to {high:g}" if field.type is float else f"{low} to {high}"
-        raise ValueError(f"{title}: {field.name} cannot be {brief(value)}: it is a number of {bounds}")
+        raise ValueError(
+            f"{title}: {field.name} cannot be {brief(value)}: it is a number of {bounds}"
+        )
     if "choices" in field.metadata and value not in field.metadata["choices"]:
         raise ValueError(
-            f"{title}: {field.name} {brief(value)} is not one of {', '.join(map(str, field.metadata['choices']))}"
+            f"{title}: {field.name} {brief(value)} is not one of"
+            f" {', '.join(map(str, field.metadata['choices']))}"
         )
 
 
@@ -177,9 +204,10 @@ def fits(value: object, kind: Any) -> bool:
 def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     """Merge all rotary settings into rope_parameters, a dict with rope_type and rope_theta.
 
-    Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in Config.ROPE_NAMES. The result
-    may contain one dict per layer type. Settings of an architecture without rotary embeddings are returned unchanged.
-    ValueError: the settings contradict each other.
+    Older files have rope_theta, rope_scaling (with `type` for rope_type) and the names in
+    Config.ROPE_NAMES. The result may contain one dict per layer type. Settings of an architecture
+    without rotary embeddings are returned unchanged. ValueError: the settings contradict each
+    other.
     """
     if not any(field.name == "rope_parameters" for field in dataclasses.fields(Config)):
         return hub
@@ -189,12 +217,18 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict | None):
             raise ValueError(f"{title}: {name} cannot be {brief(value)}")
-    separate = {to: value for name, to in {"rope_theta": "rope_theta", **names}.items()
-                if (value := settings.pop(name, None)) is not None}  # fmt: skip
+    separate = {
+        to: value
+        for name, to in {"rope_theta": "rope_theta", **names}.items()
+        if (value := settings.pop(name, None)) is not None
+    }
     if new and any(isinstance(value, dict) for value in new.values()):
         # One dict per layer type. Older names apply to the layers with full attention.
         merged = one_rope(Config, {**hub, "rope_parameters": new.get("full_attention")})
-        return {**merged, "rope_parameters": {**new, "full_attention": merged.get("rope_parameters")}}
+        return {
+            **merged,
+            "rope_parameters": {**new, "full_attention": merged.get("rope_parameters")},
+        }
     if not (new or old or separate):
         return settings if new is None else {**settings, "rope_parameters": new}
     rope = dict(old or new or getattr(Config, "ROPE_DEFAULT", {}))
@@ -202,11 +236,18 @@ def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:
         values = [source[name] for source in (new, old, separate) if source and name in source]
         if any(value != values[0] for value in values):
             raise ValueError(
-                f"{title}: config.json names two values of {name}: {brief(values[0])} and {brief(values[-1])}"
+                f"{title}: config.json names two values of {name}: {brief(values[0])} and"
+                f" {brief(values[-1])}"
             )
         rope |= {name: values[0]} if values else {}
-    if new and old and any(value != _settings(old).get(name, value) for name, value in _settings(new).items()):
-        raise ValueError(f"{title}: config.json's rope_parameters and rope_scaling contradict each other")
+    if (
+        new
+        and old
+        and any(value != _settings(old).get(name, value) for name, value in _settings(new).items())
+    ):
+        raise ValueError(
+            f"{title}: config.json's rope_parameters and rope_scaling contradict each other"
+        )
     rope["rope_type"] = _kind(rope)
     rope.pop("type", None)
     return {**settings, "rope_parameters": rope}
@@ -218,32 +259,60 @@ def _kind(rope: Mapping[str, object]) -> object:
 
 def _settings(rope: Mapping[str, object]) -> dict[str, object]:
     """Rotary settings with rope_type, without its older name."""
-    return {**{name: value for name, value in rope.items() if name != "type"}, "rope_type": _kind(rope)}
+    return {
+        **{name: value for name, value in rope.items() if name != "type"},
+        "rope_type": _kind(rope),
+    }
 
 
 def with_older_rope(config: "ModelConfig", settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config.json with rope_parameters, and the same in the older form: the inverse of `one_rope`.
+    """The settings of a config.json with rope_parameters, and the same in the older form: the
+    inverse of `one_rope`.
 
-    transformers 4 ignores rope_parameters. Names of the older form that have a value in `settings` keep it. Settings
-    without an older form, such as different scalings of two layer types, are returned unchanged.
+    transformers 4 ignores rope_parameters. Names of the older form that have a value in `settings`
+    keep it. Settings without an older form, such as different scalings of two layer types, are
+    returned unchanged.
     """
-    parameters, stated = settings.get("rope_parameters") or {}, getattr(config, "rope_parameters", None) or {}
+    parameters, stated = (
+        settings.get("rope_parameters") or {},
+        getattr(config, "rope_parameters", None) or {},
+    )
     if not parameters:
         return dict(settings)
-    names = {to: name for name, to in {"rope_theta": "rope_theta", **getattr(config, "ROPE_NAMES", {})}.items()}
+    names = {
+        to: name
+        for name, to in {"rope_theta": "rope_theta", **getattr(config, "ROPE_NAMES", {})}.items()
+    }
     older: dict[str, Any] = {"rope_scaling": None}
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     if nested:
-        theta, local = getattr(config, "LOCAL_THETA", None), parameters.get("sliding_attention") or {}
-        parameters, stated = parameters.get("full_attention") or {}, stated.get("full_attention", stated) or {}
+        theta, local = (
+            getattr(config, "LOCAL_THETA", None),
+            parameters.get("sliding_attention") or {},
+        )
+        parameters, stated = (
+            parameters.get("full_attention") or {},
+            stated.get("full_attention", stated) or {},
+        )
         two = theta == "rope_theta" and local.get("rope_theta") != parameters.get("rope_theta")
         if theta is None or two or _kind(local) != "default":
             return dict(settings)
         older[theta] = local.get("rope_theta")
     older |= {name: parameters[to] for to, name in names.items() if to in parameters}
     if (kind := _kind(parameters)) != "default":
-        # transformers 4 requires all settings of llama3, and some of its classes reject defaults of other kinds.
-        wanted = set(parameters if kind == "llama3" else stated or parameters) - names.keys() - {"rope_type", "type"}
+        # transformers 4 requires all settings of llama3, and some of its classes reject defaults of
+        # other kinds.
+        wanted = (
+            set(parameters if kind == "llama3" else stated or parameters)
+            - names.keys()
+            - {"rope_type", "type"}
+        )
         scaling = {name: value for name, value in parameters.items() if name in wanted}
-        older["rope_scaling"] = {"rope_type" if nested or kind == "llama3" else "type": kind, **scaling}
-    return {**settings, **{name: value for name, value in older.items() if settings.get(name) is None}}
+        older["rope_scaling"] = {
+            "rope_type" if nested or kind == "llama3" else "type": kind,
+            **scaling,
+        }
+    return {
+        **settings,
+        **{name: value for name, value in older.items() if settings.get(name) is None},
+    }

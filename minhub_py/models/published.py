@@ -1,12 +1,13 @@
 """Settings of published checkpoints, as data: the sizes that are known without the network.
 
-Each dict maps a repository, or its name if all belong to one owner, to the settings that differ from the defaults of
-the architecture's config.
+Each dict maps a repository, or its name if all belong to one owner, to the settings that differ
+from the defaults of the architecture's config.
 """
 
 from typing import Any
 
 Sizes = dict[str, dict[str, Any]]
+# fmt: off
 
 GPT2: Sizes = {
     "gpt2": {},
@@ -26,12 +27,12 @@ GPTBIGCODE: Sizes = {
     "starcoderbase-1b": {"n_embd": 2048, "n_layer": 24, "n_head": 16, **_STARCODER},
     "starcoderbase": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
     "starcoder": {"n_embd": 6144, "n_layer": 40, "n_head": 48, **_STARCODER},
-}  # fmt: skip
+}
 
 
 def _pythia(C: int, layers: int, heads: int, vocab_size: int = 50304) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "vocab_size": vocab_size, "eos_token_id": 0}  # fmt: skip
+            "vocab_size": vocab_size, "eos_token_id": 0}
 
 
 GPTNEOX: Sizes = {
@@ -53,7 +54,7 @@ PHI: Sizes = {
     "phi-1_5": _PHI,
     "phi-2": {**_PHI, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "resid_pdrop": 0.1,
               "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4}},
-}  # fmt: skip
+}
 
 
 def _opt(C: int, layers: int, heads: int, **settings: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ OPT: Sizes = {
 
 def _llama(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
     return {"hidden_size": C, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, **settings}  # fmt: skip
+            "num_key_value_heads": kv_heads, **settings}
 
 
 def _rope(theta: float, **settings: Any) -> dict[str, Any]:
@@ -82,9 +83,9 @@ def _rope(theta: float, **settings: Any) -> dict[str, Any]:
 
 
 _SMOL = {"vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-         "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+         "bos_token_id": 0, "eos_token_id": 0}
 _LLAMA3 = {"vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 128,
-           "bos_token_id": 128000, "eos_token_id": 128001}  # fmt: skip
+           "bos_token_id": 128000, "eos_token_id": 128001}
 _WAVES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _QWEN = {"bos_token_id": 151643, "eos_token_id": 151643, "rope_parameters": _rope(1e6), "tie_word_embeddings": True}
 _QWEN25, _QWEN3 = {"model_type": "qwen2", **_QWEN}, {"model_type": "qwen3", **_QWEN}
@@ -110,7 +111,7 @@ LLAMA: Sizes = {
     "Qwen/Qwen3-1.7B-Base": _llama(2048, 6144, 28, 16, 8, **_QWEN3),
     "Qwen/Qwen3-4B-Base": _llama(2560, 9728, 36, 32, 8, **_QWEN3),
     "Qwen/Qwen3-8B-Base": _llama(4096, 12288, 36, 32, 8, **{**_QWEN3, "tie_word_embeddings": False}),
-}  # fmt: skip
+}
 _PHI3_MINI = {"rope_parameters": _rope(1e4), "sliding_window": 2047}
 _PHI4_LONG = [
     1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898,
@@ -118,7 +119,7 @@ _PHI4_LONG = [
     7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283,
     20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7,
     32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
-]  # fmt: skip
+]
 PHI3: Sizes = {
     "Phi-3-mini-4k-instruct": _PHI3_MINI,
     "phi-4": _llama(5120, 17920, 40, 40, 10, vocab_size=100352, max_position_embeddings=16384, bos_token_id=100257,
@@ -129,7 +130,7 @@ PHI3: Sizes = {
         rope_parameters=_rope(1e4, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0] * 48,
                               long_factor=_PHI4_LONG, original_max_position_embeddings=4096),
     ),
-}  # fmt: skip
+}
 SMOLLM3: Sizes = {
     "SmolLM3-3B": {"max_position_embeddings": 65536, "rope_parameters": _rope(5e6), "eos_token_id": 128012},
 }
@@ -138,25 +139,25 @@ SMOLLM3: Sizes = {
 def _granite(C: int, inner: int, layers: int, heads: int, kv_heads: int, **settings: Any) -> dict[str, Any]:
     return _llama(C, inner, layers, heads, kv_heads, max_position_embeddings=131072, embedding_multiplier=12.0,
                   residual_multiplier=0.22, rms_norm_eps=1e-5, tie_word_embeddings=True,
-                  rope_parameters=_rope(1e7)) | settings  # fmt: skip
+                  rope_parameters=_rope(1e7)) | settings
 
 
 GRANITE: Sizes = {
     "granite-3.3-2b-base": _granite(2048, 8192, 40, 32, 8, vocab_size=49152, attention_multiplier=1 / 64,
                                     logits_scaling=8.0, bos_token_id=0, eos_token_id=0, pad_token_id=0),
-}  # fmt: skip
+}
 _GRANITE4 = {"vocab_size": 100352, "position_embedding_type": "rope", "bos_token_id": 100257, "eos_token_id": 100257,
-             "pad_token_id": 100256}  # fmt: skip
+             "pad_token_id": 100256}
 GRANITE_HYBRID: Sizes = {
     "granite-4.0-micro": _granite(2560, 8192, 40, 40, 8, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=10.0),
     "granite-4.0-1b": _granite(2048, 4096, 40, 16, 4, **_GRANITE4, attention_multiplier=1 / 128, logits_scaling=8.0),
     "granite-4.0-350m": _granite(1024, 2048, 28, 16, 4, **_GRANITE4, attention_multiplier=1 / 64, logits_scaling=4.0,
                                  residual_multiplier=0.263, max_position_embeddings=32768),
-}  # fmt: skip
+}
 _GEMMA2 = {"model_type": "gemma2"}
 _GEMMA3 = {"model_type": "gemma3_text", "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 32768}
 _GEMMA3_LARGE = {"model_type": "gemma3_text", "sliding_window": 1024,
-                 "rope_parameters": {"full_attention": _rope(1e6, rope_type="linear", factor=8.0)}}  # fmt: skip
+                 "rope_parameters": {"full_attention": _rope(1e6, rope_type="linear", factor=8.0)}}
 GEMMA: Sizes = {
     "gemma-2b": _llama(2048, 16384, 18, 8, 1),
     "gemma-7b": {},
@@ -171,7 +172,7 @@ GEMMA: Sizes = {
 }
 _GEMMA4 = {"final_logit_softcapping": 30.0, "eos_token_id": [1, 106]}
 _GEMMA4_DENSE = {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
-                 "sliding_window": 1024, "max_position_embeddings": 262144}  # fmt: skip
+                 "sliding_window": 1024, "max_position_embeddings": 262144}
 GEMMA4: Sizes = {
     "gemma-4-E2B": _llama(1536, 6144, 35, 8, 1, **_GEMMA4, num_kv_shared_layers=20, use_double_wide_mlp=True,
                           layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7),
@@ -181,7 +182,7 @@ GEMMA4: Sizes = {
         num_experts=128, top_k_experts=8, moe_intermediate_size=704,
     ),
     "gemma-4-31B": _llama(5376, 21504, 60, 32, 16, **_GEMMA4, **_GEMMA4_DENSE),
-}  # fmt: skip
+}
 _MXFP4 = {
     "quantization_config": {
         "modules_to_not_convert": [
@@ -191,10 +192,10 @@ _MXFP4 = {
     },
     "eos_token_id": 200002,
     "pad_token_id": 199999,
-}  # fmt: skip
+}
 GPTOSS: Sizes = {"gpt-oss-20b": {"num_hidden_layers": 24, "num_local_experts": 32, **_MXFP4}, "gpt-oss-120b": _MXFP4}
 _OLMO2 = {"vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_parameters": _rope(5e5),
-          "eos_token_id": 100257, "pad_token_id": 100277}  # fmt: skip
+          "eos_token_id": 100257, "pad_token_id": 100277}
 OLMO2: Sizes = {
     "OLMo-2-0425-1B": _llama(2048, 8192, 16, 16, 16, **_OLMO2),
     "OLMo-2-1124-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO2),
@@ -203,9 +204,9 @@ OLMO2: Sizes = {
 }
 
 _OLMO3 = {"vocab_size": 100278, "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "eos_token_id": 100257,
-          "pad_token_id": 100277}  # fmt: skip
+          "pad_token_id": 100277}
 _YARN8 = _rope(5e5, rope_type="yarn", factor=8.0, original_max_position_embeddings=8192, beta_fast=32.0, beta_slow=1.0,
-               attention_factor=1.2079441541679836)  # fmt: skip
+               attention_factor=1.2079441541679836)
 OLMO3: Sizes = {
     "Olmo-3-1025-7B": _llama(4096, 11008, 32, 32, 32, **_OLMO3, rope_parameters=_YARN8),
     "Olmo-3-1125-32B": _llama(5120, 27648, 64, 40, 8, **_OLMO3, rope_parameters=_YARN8),
@@ -218,14 +219,14 @@ EXAONE4: Sizes = {
                               rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
     "EXAONE-4.0-32B": _llama(5120, 27392, 64, 40, 8, **_EXAONE4, sliding_window_pattern="LLLG",
                              rope_parameters=_rope(1e6, **_EXAONE_ROPE)),
-}  # fmt: skip
+}
 BLOOM: Sizes = {
     name: {"hidden_size": C, "num_hidden_layers": layers, "num_attention_heads": heads}
     for name, C, layers, heads in (
         ("bloom-560m", 1024, 24, 16), ("bloom-1b1", 1536, 24, 16), ("bloom-1b7", 2048, 24, 16),
         ("bloom-3b", 2560, 30, 32), ("bloom-7b1", 4096, 30, 32),
     )
-}  # fmt: skip
+}
 XGLM: Sizes = {
     "xglm-564M": {},
     "xglm-1.7B": {"hidden_size": 2048, "intermediate_size": 8192},
@@ -240,7 +241,7 @@ HUNYUAN: Sizes = {
                                   eos_token_id=127960, pad_token_id=127961, max_position_embeddings=262144,
                                   tie_word_embeddings=True,
                                   rope_parameters=_rope(1e4, rope_type="dynamic", factor=1.0, alpha=1000.0)),
-}  # fmt: skip
+}
 _STARCODER2 = {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0}
 STARCODER2: Sizes = {
     "starcoder2-3b": {**_STARCODER2, "rope_parameters": _rope(999999.4420358813)},
@@ -251,7 +252,7 @@ GLM4: Sizes = {
     "GLM-4-9B-0414": {"max_position_embeddings": 32768, "rope_parameters": _rope(1e4, partial_rotary_factor=0.5)},
     "GLM-4-32B-0414": _llama(6144, 23040, 61, 48, 8, max_position_embeddings=32768, rms_norm_eps=1e-5,
                              attention_bias=False, rope_parameters=_rope(1e4, partial_rotary_factor=0.5)),
-}  # fmt: skip
+}
 COHERE: Sizes = {
     "c4ai-command-r-v01": {"max_position_embeddings": 131072, "rope_parameters": _rope(8e6)},
     "aya-23-8B": _llama(4096, 14336, 32, 32, 8, rope_parameters=_rope(1e4)),
@@ -259,7 +260,7 @@ COHERE: Sizes = {
 COHERE2: Sizes = {
     "c4ai-command-r7b-12-2024": _llama(4096, 14336, 32, 32, 8, max_position_embeddings=132096, logit_scale=0.25,
                                        rope_parameters=_rope(5e4)),
-}  # fmt: skip
+}
 STABLELM: Sizes = {
     "stablelm-3b-4e1t": {"rope_parameters": _rope(1e4, partial_rotary_factor=0.25)},
     "stablelm-2-1_6b": _llama(2048, 5632, 24, 32, 32, vocab_size=100352, use_qkv_bias=True, bos_token_id=100257,
@@ -267,13 +268,13 @@ STABLELM: Sizes = {
     "stablelm-2-12b": _llama(5120, 13824, 40, 32, 8, vocab_size=100352, qk_layernorm=True, use_parallel_residual=True,
                              bos_token_id=100257, eos_token_id=100257,
                              rope_parameters=_rope(1e4, partial_rotary_factor=0.25)),
-}  # fmt: skip
+}
 
 
 def _qwen35(C: int, inner: int, layers: int, heads: int, kv_heads: int, values: int, tied: bool) -> dict[str, Any]:
     rope = {**_rope(1e7), "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
     return _llama(C, inner, layers, heads, kv_heads, linear_num_value_heads=values, max_position_embeddings=262144,
-                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rope)  # fmt: skip
+                  tie_word_embeddings=tied, eos_token_id=248044, rope_parameters=rope)
 
 
 QWEN35: Sizes = {
@@ -314,12 +315,12 @@ T5: Sizes = {
 
 
 _QWEN3MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True,
-             "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+             "bos_token_id": 151643, "eos_token_id": 151645}
 QWEN35MOE: Sizes = {"Qwen3.5-35B-A3B": {"model_type": "qwen3_5_moe_text", "max_position_embeddings": 2**18,
-                                        "rope_parameters": _rope(1e7, partial_rotary_factor=0.25)}}  # fmt: skip
+                                        "rope_parameters": _rope(1e7, partial_rotary_factor=0.25)}}
 QWEN3NEXT: Sizes = {"Qwen3-Next-80B-A3B-Instruct": {"model_type": "qwen3_next", "max_position_embeddings": 2**18,
                                                     "rope_parameters": _rope(1e7, partial_rotary_factor=0.25),
-                                                    "bos_token_id": 151643, "eos_token_id": 151645}}  # fmt: skip
+                                                    "bos_token_id": 151643, "eos_token_id": 151645}}
 _LFM2 = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
 LFM2: Sizes = {
     "LFM2-350M": {**_LFM2, "hidden_size": 1024, "intermediate_size": 6656, "num_attention_heads": 16},
@@ -331,12 +332,12 @@ LFM2MOE: Sizes = {
         "model_type": "lfm2_moe", "num_hidden_layers": 24, "eos_token_id": 7,
         "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
     },
-}  # fmt: skip
+}
 MIXTRAL: Sizes = {
     "mistralai/Mixtral-8x7B-v0.1": {"max_position_embeddings": 2**15},
     "mistralai/Mixtral-8x22B-v0.1": {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56,
                                      "num_attention_heads": 48, "max_position_embeddings": 2**16},
-}  # fmt: skip
+}
 OLMOE: Sizes = {"allenai/OLMoE-1B-7B-0924": {"model_type": "olmoe", "intermediate_size": 1024}}
 GRANITEMOE: Sizes = {
     "ibm-granite/granite-3.0-1b-a400m-base": {
@@ -346,22 +347,22 @@ GRANITEMOE: Sizes = {
         "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
         "logits_scaling": 6.0, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
     },
-}  # fmt: skip
+}
 QWEN3MOE: Sizes = {
     "Qwen/Qwen3-30B-A3B": {**_QWEN3MOE, "max_position_embeddings": 40960, "rope_parameters": {"rope_theta": 1e6}},
-}  # fmt: skip
+}
 
 
 def _encoder(C: int, layers: int, heads: int, head: str = "", **settings: Any) -> dict[str, Any]:
     """head: the class of the transformers model; none for a body without a head."""
     return {"hidden_size": C, "intermediate_size": 4 * C, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "architectures": [head] if head else None, **settings}  # fmt: skip
+            "architectures": [head] if head else None, **settings}
 
 
 def _roberta(C: int, layers: int, heads: int, model_type: str, vocab_size: int) -> dict[str, Any]:
     head = "RobertaForMaskedLM" if model_type == "roberta" else "XLMRobertaForMaskedLM"
     return _encoder(C, layers, heads, head, model_type=model_type, vocab_size=vocab_size, layer_norm_eps=1e-5,
-                    max_position_embeddings=514, type_vocab_size=1)  # fmt: skip
+                    max_position_embeddings=514, type_vocab_size=1)
 
 
 BERT: Sizes = {
@@ -379,7 +380,7 @@ DISTILBERT: Sizes = {
     "distilbert/distilbert-base-uncased": {
         "num_hidden_layers": 6, "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]
     },
-}  # fmt: skip
+}
 ELECTRA: Sizes = {  # without the head, which detects replaced tokens
     "google/electra-small-discriminator": {"model_type": "electra"},
     "google/electra-base-discriminator": _encoder(768, 12, 12, model_type="electra", embedding_size=768),
@@ -388,10 +389,10 @@ MPNET: Sizes = {
     "microsoft/mpnet-base": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514,
                              "architectures": ["MPNetForMaskedLM"]},
     "sentence-transformers/all-mpnet-base-v2": {"layer_norm_eps": 1e-5, "max_position_embeddings": 514},
-}  # fmt: skip
+}
 MODERNBERT: Sizes = {
     "ModernBERT-base": {"classifier_pooling": "mean", "architectures": ["ModernBertForMaskedLM"]},
     "ModernBERT-large": {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28,
                          "num_attention_heads": 16, "classifier_pooling": "mean",
                          "architectures": ["ModernBertForMaskedLM"]},
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""The registry of architectures: classes, weight tables, public names, published sizes and training defaults."""
+"""The registry of architectures: classes, weight tables, public names, published sizes and training
+defaults.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,8 +9,8 @@ from reprlib import repr as brief
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from minhub_py.models.config import build
 from minhub_py.models import published
+from minhub_py.models.config import build
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel, ModelConfig
@@ -18,17 +20,21 @@ if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
 class Training:
     """Training defaults of an architecture. The default sizes train on a CPU within minutes.
 
-    Attention dropout is off unless a run's `config` sets it (attn_pdrop): PyTorch's fused attention does not support it
-    on CPUs.
+    Attention dropout is off unless a run's `config` sets it (attn_pdrop): PyTorch's fused attention
+    does not support it on CPUs.
     """
 
-    names: Mapping[str, tuple[str, ...]]  # layers, width, heads, inner, context, dropout -> fields of the config
-    small: Mapping[str, object] = field(default_factory=dict)  # other settings that differ from the config's defaults
+    # layers, width, heads, inner, context, dropout -> fields of the config
+    names: Mapping[str, tuple[str, ...]]
+    # other settings that differ from the config's defaults
+    small: Mapping[str, object] = field(default_factory=dict)
     layers: int = 4
     width: int = 128
-    expansion: float = 4.0  # inner width of the MLP / width, if the config has no default for the inner width
+    # inner width of the MLP / width, if the config has no default for the inner width
+    expansion: float = 4.0
     learning_rate: float = 1.5e-3
-    carries_state: bool = False  # the recurrent state continues from one row of the training text to the next
+    # the recurrent state continues from one row of the training text to the next
+    carries_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ class Architecture:
     classes: tuple[str, str]  # names of the config's dataclass and of the model's class
     training: Training
     owner: str = ""  # Hub owner of the published checkpoints
-    presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published size -> settings
+    # published size -> settings
+    presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     # For a file that implements several model types: the public names, and the model types of each.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()  # multimodal model types with a text_config of this architecture
@@ -49,12 +56,15 @@ class Architecture:
     is_encoder: bool = False  # a text encoder, which predicts no next token
     bidirectional_class: str = ""  # name of the model's class for a config that is `bidirectional`
     classifies: bool = False  # a decoder that can have a sequence classification head
-    classifier_class: str = ""  # name of the model's class with this head; default: `classifier_of` of `Model`
+    # name of the model's class with this head; default: `classifier_of` of `Model`
+    classifier_class: str = ""
     encoder_class: str = ""  # name of the model's class for a config that is `encoder_only`
 
     @property
     def trainable(self) -> bool:
-        """Whether `train` supports the architecture: `training.names` then lists the common settings."""
+        """Whether `train` supports the architecture: `training.names` then lists the common
+        settings.
+        """
         return bool(self.training.names)
 
     @property
@@ -77,7 +87,9 @@ class Architecture:
         return getattr(self._module, self.classes[1])
 
     def model_class(self, config: "ModelConfig") -> "type[LanguageModel]":
-        """The nn.Module of a config: `Model`, or a class for bidirectional attention, classification or an encoder."""
+        """The nn.Module of a config: `Model`, or a class for bidirectional attention,
+        classification or an encoder.
+        """
         if self.bidirectional_class and getattr(config, "bidirectional", False):
             return getattr(self._module, self.bidirectional_class)
         if self.encoder_class and getattr(config, "encoder_only", False):
@@ -96,7 +108,9 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name and its three functions, such as gpt2(), gpt2_from_config() and gpt2_from_pretrained()."""
+    """A public name and its three functions, such as gpt2(), gpt2_from_config() and
+    gpt2_from_pretrained().
+    """
 
     name: str
     architecture: Architecture
@@ -105,26 +119,46 @@ class Entry:
     @property
     def title(self) -> str:
         """The name of the model in docstrings."""
-        return self.architecture.classes[1] if self.name == self.architecture.name else self.name.title()
+        return (
+            self.architecture.classes[1]
+            if self.name == self.architecture.name
+            else self.name.title()
+        )
 
     def config(self, settings: Mapping[str, object]) -> "ModelConfig":
         """The config for `settings`. ValueError: a setting is unknown, or a value is not supported."""
-        defaults: dict[str, object] = {"model_type": self.model_types[0]} if self.architecture.names else {}
+        defaults: dict[str, object] = (
+            {"model_type": self.model_types[0]} if self.architecture.names else {}
+        )
         requested = settings.get("model_type", self.model_types[0])
         if requested not in self.model_types:
-            raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(requested)}")
+            raise ValueError(
+                f"{self.name} has model_type {' or '.join(self.model_types)}, not"
+                f" {brief(requested)}"
+            )
         return build(self.architecture.Config, {**defaults, **settings})
 
 
 # Common settings of `train` -> fields of a config.
-GPT2_NAMES = {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "context": ("n_positions",),
-              "dropout": ("embd_pdrop", "resid_pdrop")}  # fmt: skip
-LLAMA_NAMES = {"layers": ("num_hidden_layers",), "width": ("hidden_size",), "heads": ("num_attention_heads",),
-               "inner": ("intermediate_size",), "context": ("max_position_embeddings",)}  # fmt: skip
+GPT2_NAMES = {
+    "layers": ("n_layer",),
+    "width": ("n_embd",),
+    "heads": ("n_head",),
+    "context": ("n_positions",),
+    "dropout": ("embd_pdrop", "resid_pdrop"),
+}
+LLAMA_NAMES = {
+    "layers": ("num_hidden_layers",),
+    "width": ("hidden_size",),
+    "heads": ("num_attention_heads",),
+    "inner": ("intermediate_size",),
+    "context": ("max_position_embeddings",),
+}
 # With the defaults of Gemma and Qwen 3.5, the number of KV heads may not divide `heads`.
 GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_heads")}
 
-GATED = 8 / 3  # expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
+# expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
+GATED = 8 / 3
 
 
 def relative(
@@ -137,98 +171,201 @@ def relative(
     module: str = "",
     classifies: bool = True,
 ) -> Architecture:
-    """An architecture of the general decoder (models/decoder.py). model: the class; its config's has the same name."""
+    """An architecture of the general decoder (models/decoder.py). model: the class; its config's
+    has the same name.
+    """
     training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
-    return Architecture(name, title, model_type, (f"{model}Config", model), training, owner, sizes, module=module,
-                        classifies=classifies)  # fmt: skip
+    return Architecture(
+        name,
+        title,
+        model_type,
+        (f"{model}Config", model),
+        training,
+        owner,
+        sizes,
+        module=module,
+        classifies=classifies,
+    )
 
 
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
         Architecture(
-            "gpt2", "GPT-2", "gpt2", ("GPT2Config", "GPT2"), Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
-            "openai-community", published.GPT2, classifies=True,
+            "gpt2",
+            "GPT-2",
+            "gpt2",
+            ("GPT2Config", "GPT2"),
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
+            "openai-community",
+            published.GPT2,
+            classifies=True,
         ),
         Architecture(
-            "gptneo", "GPT-Neo", "gpt_neo", ("GPTNeoConfig", "GPTNeo"),
+            "gptneo",
+            "GPT-Neo",
+            "gpt_neo",
+            ("GPTNeoConfig", "GPTNeo"),
             Training(
-                {"layers": ("num_layers",), "width": ("hidden_size",), "heads": ("num_heads",),
-                 "context": ("max_position_embeddings",), "dropout": ("embed_dropout", "resid_dropout")},
+                {
+                    "layers": ("num_layers",),
+                    "width": ("hidden_size",),
+                    "heads": ("num_heads",),
+                    "context": ("max_position_embeddings",),
+                    "dropout": ("embed_dropout", "resid_dropout"),
+                },
                 {"window_size": 32},
             ),
-            "EleutherAI", published.GPTNEO, classifies=True,
+            "EleutherAI",
+            published.GPTNEO,
+            classifies=True,
         ),
         Architecture(
-            "gptbigcode", "GPT-BigCode", "gpt_bigcode", ("GPTBigCodeConfig", "GPTBigCode"),
-            Training(GPT2_NAMES, {"attn_pdrop": 0.0}), "bigcode", published.GPTBIGCODE, classifies=True,
+            "gptbigcode",
+            "GPT-BigCode",
+            "gpt_bigcode",
+            ("GPTBigCodeConfig", "GPTBigCode"),
+            Training(GPT2_NAMES, {"attn_pdrop": 0.0}),
+            "bigcode",
+            published.GPTBIGCODE,
+            classifies=True,
         ),
         Architecture(
-            "gptneox", "GPT-NeoX", "gpt_neox", ("GPTNeoXConfig", "GPTNeoX"),
-            Training({**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}),
-            "EleutherAI", published.GPTNEOX, classifies=True,
+            "gptneox",
+            "GPT-NeoX",
+            "gpt_neox",
+            ("GPTNeoXConfig", "GPTNeoX"),
+            Training(
+                {**LLAMA_NAMES, "dropout": ("hidden_dropout",)}, {"tie_word_embeddings": True}
+            ),
+            "EleutherAI",
+            published.GPTNEOX,
+            classifies=True,
         ),
         Architecture(
-            "gptoss", "GPT-OSS", "gpt_oss", ("GPTOSSConfig", "GPTOSS"),
+            "gptoss",
+            "GPT-OSS",
+            "gpt_oss",
+            ("GPTOSSConfig", "GPTOSS"),
             Training(
                 LLAMA_NAMES,
-                {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": None, "num_key_value_heads": None,
-                 "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
+                {
+                    "num_local_experts": 4,
+                    "num_experts_per_tok": 2,
+                    "head_dim": None,
+                    "num_key_value_heads": None,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                    "tie_word_embeddings": True,
+                },
                 expansion=GATED / 2,  # two experts per token
             ),
-            "openai", published.GPTOSS, classifies=True,
-        ),
-        Architecture(
-            "gptj", "GPT-J", "gptj", ("GPTJConfig", "GPTJ"),
-            Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}), "EleutherAI", published.GPTJ,
+            "openai",
+            published.GPTOSS,
             classifies=True,
         ),
         Architecture(
-            "phi", "Phi", "phi", ("PhiConfig", "Phi"),
-            Training({**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")}, {"tie_word_embeddings": True}),
-            "microsoft", published.PHI, classifies=True,
-        ),
-        Architecture(
-            "opt", "OPT", "opt", ("OPTConfig", "OPT"),
-            Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}), "facebook", published.OPT,
+            "gptj",
+            "GPT-J",
+            "gptj",
+            ("GPTJConfig", "GPTJ"),
+            Training(GPT2_NAMES, {"tie_word_embeddings": True, "rotary_dim": 8}),
+            "EleutherAI",
+            published.GPTJ,
             classifies=True,
         ),
         Architecture(
-            "lstm", "LSTM", "lstm", ("LSTMConfig", "LSTM"),
+            "phi",
+            "Phi",
+            "phi",
+            ("PhiConfig", "Phi"),
             Training(
-                {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)}, {"embedding_size": 64},
-                layers=2, width=256, learning_rate=3e-3, carries_state=True,
+                {**LLAMA_NAMES, "dropout": ("embd_pdrop", "resid_pdrop")},
+                {"tie_word_embeddings": True},
+            ),
+            "microsoft",
+            published.PHI,
+            classifies=True,
+        ),
+        Architecture(
+            "opt",
+            "OPT",
+            "opt",
+            ("OPTConfig", "OPT"),
+            Training({**LLAMA_NAMES, "inner": ("ffn_dim",), "dropout": ("dropout",)}),
+            "facebook",
+            published.OPT,
+            classifies=True,
+        ),
+        Architecture(
+            "lstm",
+            "LSTM",
+            "lstm",
+            ("LSTMConfig", "LSTM"),
+            Training(
+                {"layers": ("num_layers",), "width": ("hidden_size",), "dropout": ("dropout",)},
+                {"embedding_size": 64},
+                layers=2,
+                width=256,
+                learning_rate=3e-3,
+                carries_state=True,
             ),
         ),
         Architecture(
-            "sinusoidal", "Sinusoidal", "sinusoidal", ("SinusoidalConfig", "Sinusoidal"),
+            "sinusoidal",
+            "Sinusoidal",
+            "sinusoidal",
+            ("SinusoidalConfig", "Sinusoidal"),
             Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}),
         ),
         Architecture(
-            "llama", "Llama", "llama", ("LlamaConfig", "Llama"),
+            "llama",
+            "Llama",
+            "llama",
+            ("LlamaConfig", "Llama"),
             # Mistral's and Qwen's configs have defaults for large models.
             Training(
-                LLAMA_NAMES, {"tie_word_embeddings": True, "num_key_value_heads": None, "head_dim": None},
+                LLAMA_NAMES,
+                {"tie_word_embeddings": True, "num_key_value_heads": None, "head_dim": None},
                 expansion=GATED,
             ),
             presets=published.LLAMA,
-            names={"llama": ("llama",), "mistral": ("mistral",), "ministral": ("ministral", "ministral3"),
-                   "qwen2": ("qwen2",), "qwen3": ("qwen3",)},
-            wrappers=("mistral3",), classifies=True,
+            names={
+                "llama": ("llama",),
+                "mistral": ("mistral",),
+                "ministral": ("ministral", "ministral3"),
+                "qwen2": ("qwen2",),
+                "qwen3": ("qwen3",),
+            },
+            wrappers=("mistral3",),
+            classifies=True,
         ),
         Architecture(
-            "gemma", "Gemma", "gemma", ("GemmaConfig", "Gemma"),
-            Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED), "google", published.GEMMA,
-            names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)}, wrappers=("gemma3",),
-            bidirectional_class="EmbeddingGemma", classifies=True,
+            "gemma",
+            "Gemma",
+            "gemma",
+            ("GemmaConfig", "Gemma"),
+            Training(GROUPED_NAMES, {"head_dim": 32}, expansion=GATED),
+            "google",
+            published.GEMMA,
+            names={"gemma": ("gemma",), "gemma2": ("gemma2",), "gemma3": ("gemma3_text",)},
+            wrappers=("gemma3",),
+            bidirectional_class="EmbeddingGemma",
+            classifies=True,
         ),
         Architecture(
-            "gemma4", "Gemma 4", "gemma4_text", ("Gemma4Config", "Gemma4"),
+            "gemma4",
+            "Gemma 4",
+            "gemma4_text",
+            ("Gemma4Config", "Gemma4"),
             Training(
-                GROUPED_NAMES, {"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
+                GROUPED_NAMES,
+                {"head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
                 expansion=GATED,
             ),
-            "google", published.GEMMA4, names={"gemma4": ("gemma4_text",)}, wrappers=("gemma4",),
+            "google",
+            published.GEMMA4,
+            names={"gemma4": ("gemma4_text",)},
+            wrappers=("gemma4",),
         ),
         # Relatives of Llama: a config and a weight table each.
         relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2),
@@ -236,123 +373,281 @@ ARCHITECTURES = {
         relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", published.PHI3),
         relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", published.SMOLLM3),
         relative("granite", "Granite", "granite", "Granite", "ibm-granite", published.GRANITE),
-        relative("granitehybrid", "Granite 4", "granitemoehybrid", "GraniteHybrid", "ibm-granite",
-                 published.GRANITE_HYBRID, "granite"),
+        relative(
+            "granitehybrid",
+            "Granite 4",
+            "granitemoehybrid",
+            "GraniteHybrid",
+            "ibm-granite",
+            published.GRANITE_HYBRID,
+            "granite",
+        ),
         relative("exaone4", "EXAONE 4", "exaone4", "Exaone4", "LGAI-EXAONE", published.EXAONE4),
         relative("ernie45", "ERNIE 4.5", "ernie4_5", "Ernie45", "baidu", published.ERNIE45),
         relative("seedoss", "Seed-OSS", "seed_oss", "SeedOSS", "ByteDance-Seed", published.SEEDOSS),
-        relative("internlm3", "InternLM 3", "internlm3", "InternLM3", "internlm", published.INTERNLM3),
+        relative(
+            "internlm3", "InternLM 3", "internlm3", "InternLM3", "internlm", published.INTERNLM3
+        ),
         relative("hunyuan", "Hunyuan", "hunyuan_v1_dense", "Hunyuan", "tencent", published.HUNYUAN),
-        relative("starcoder2", "StarCoder 2", "starcoder2", "StarCoder2", "bigcode", published.STARCODER2),
+        relative(
+            "starcoder2", "StarCoder 2", "starcoder2", "StarCoder2", "bigcode", published.STARCODER2
+        ),
         relative("glm4", "GLM-4", "glm4", "GLM4", "zai-org", published.GLM4),
         relative("cohere", "Command R", "cohere", "Cohere", "CohereForAI", published.COHERE),
-        relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", published.COHERE2, "cohere"),
+        relative(
+            "cohere2",
+            "Command R7B",
+            "cohere2",
+            "Cohere2",
+            "CohereForAI",
+            published.COHERE2,
+            "cohere",
+        ),
         relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
         Architecture(
-            "bloom", "BLOOM", "bloom", ("BloomConfig", "Bloom"),
-            Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}), "bigscience",
-            published.BLOOM, classifies=True,
+            "bloom",
+            "BLOOM",
+            "bloom",
+            ("BloomConfig", "Bloom"),
+            Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}),
+            "bigscience",
+            published.BLOOM,
+            classifies=True,
         ),
         Architecture(
-            "xglm", "XGLM", "xglm", ("XGLMConfig", "XGLM"),
-            Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}), "facebook", published.XGLM,
+            "xglm",
+            "XGLM",
+            "xglm",
+            ("XGLMConfig", "XGLM"),
+            Training({**LLAMA_NAMES, "dropout": ("dropout",)}, {"attention_dropout": 0.0}),
+            "facebook",
+            published.XGLM,
         ),
         Architecture(
-            "qwen35", "Qwen 3.5", "qwen3_5_text", ("Qwen35Config", "Qwen35"),
+            "qwen35",
+            "Qwen 3.5",
+            "qwen3_5_text",
+            ("Qwen35Config", "Qwen35"),
             Training(
                 GROUPED_NAMES,
-                {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
-                 "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+                {
+                    "tie_word_embeddings": True,
+                    "head_dim": 32,
+                    "linear_num_key_heads": 4,
+                    "linear_num_value_heads": 4,
+                    "linear_key_head_dim": 32,
+                    "linear_value_head_dim": 32,
+                },
                 expansion=GATED,
             ),
-            "Qwen", published.QWEN35, names={"qwen35": ("qwen3_5_text",)}, wrappers=("qwen3_5",), classifies=True,
+            "Qwen",
+            published.QWEN35,
+            names={"qwen35": ("qwen3_5_text",)},
+            wrappers=("qwen3_5",),
+            classifies=True,
         ),
         *(
             Architecture(
-                name, title, model_type, ("Qwen35Config", "Qwen35"),
+                name,
+                title,
+                model_type,
+                ("Qwen35Config", "Qwen35"),
                 Training(
-                    {**GROUPED_NAMES, "inner": ("moe_intermediate_size", "shared_expert_intermediate_size")},
-                    {"tie_word_embeddings": True, "head_dim": 32, "linear_num_key_heads": 4,
-                     "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
-                     "num_experts": 4, "num_experts_per_tok": 2},
+                    {
+                        **GROUPED_NAMES,
+                        "inner": ("moe_intermediate_size", "shared_expert_intermediate_size"),
+                    },
+                    {
+                        "tie_word_embeddings": True,
+                        "head_dim": 32,
+                        "linear_num_key_heads": 4,
+                        "linear_num_value_heads": 4,
+                        "linear_key_head_dim": 32,
+                        "linear_value_head_dim": 32,
+                        "num_experts": 4,
+                        "num_experts_per_tok": 2,
+                    },
                     expansion=GATED / 3,  # two experts per token, and the shared one
                 ),
-                "Qwen", sizes, names={name: (model_type,)}, module="qwen35", wrappers=wrappers, classifies=True,
+                "Qwen",
+                sizes,
+                names={name: (model_type,)},
+                module="qwen35",
+                wrappers=wrappers,
+                classifies=True,
             )
             for name, title, model_type, sizes, wrappers in (
-                ("qwen35moe", "Qwen 3.5 MoE", "qwen3_5_moe_text", published.QWEN35MOE, ("qwen3_5_moe",)),
+                (
+                    "qwen35moe",
+                    "Qwen 3.5 MoE",
+                    "qwen3_5_moe_text",
+                    published.QWEN35MOE,
+                    ("qwen3_5_moe",),
+                ),
                 ("qwen3next", "Qwen 3 Next", "qwen3_next", published.QWEN3NEXT, ()),
             )
         ),
         *(
             Architecture(
-                name, title, model_type, ("MixtralConfig", "Mixtral"),
+                name,
+                title,
+                model_type,
+                ("MixtralConfig", "Mixtral"),
                 Training(
                     {**LLAMA_NAMES, "inner": (inner,)},
-                    {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": None,
-                     "tie_word_embeddings": True},
+                    {
+                        "num_experts": 4,
+                        "num_experts_per_tok": 2,
+                        "num_key_value_heads": None,
+                        "tie_word_embeddings": True,
+                    },
                     expansion=GATED / 2,  # two experts per token
                 ),
-                presets=sizes, names={name: (model_type,)}, module="mixtral", classifies=True,
+                presets=sizes,
+                names={name: (model_type,)},
+                module="mixtral",
+                classifies=True,
             )
             for name, title, model_type, inner, sizes in (
                 ("mixtral", "Mixtral", "mixtral", "intermediate_size", published.MIXTRAL),
                 ("olmoe", "OLMoE", "olmoe", "intermediate_size", published.OLMOE),
-                ("qwen3moe", "Qwen 3 MoE", "qwen3_moe", "moe_intermediate_size", published.QWEN3MOE),
-                ("granitemoe", "Granite MoE", "granitemoe", "intermediate_size", published.GRANITEMOE),
+                (
+                    "qwen3moe",
+                    "Qwen 3 MoE",
+                    "qwen3_moe",
+                    "moe_intermediate_size",
+                    published.QWEN3MOE,
+                ),
+                (
+                    "granitemoe",
+                    "Granite MoE",
+                    "granitemoe",
+                    "intermediate_size",
+                    published.GRANITEMOE,
+                ),
             )
         ),
         *(
             Architecture(
-                name, title, model_type, ("Lfm2Config", "Lfm2"), Training(names, small, expansion=expansion),
-                "LiquidAI", sizes, names={name: (model_type,)}, module="lfm2",
+                name,
+                title,
+                model_type,
+                ("Lfm2Config", "Lfm2"),
+                Training(names, small, expansion=expansion),
+                "LiquidAI",
+                sizes,
+                names={name: (model_type,)},
+                module="lfm2",
             )
             for name, title, model_type, names, small, expansion, sizes in (
-                ("lfm2", "LFM2", "lfm2", GROUPED_NAMES,
-                 {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1, 3]}, GATED, published.LFM2),
-                ("lfm2moe", "LFM2 MoE", "lfm2_moe",
-                 {**GROUPED_NAMES, "inner": ("intermediate_size", "moe_intermediate_size")},
-                 {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1}, GATED / 2, published.LFM2MOE),
+                (
+                    "lfm2",
+                    "LFM2",
+                    "lfm2",
+                    GROUPED_NAMES,
+                    {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1, 3]},
+                    GATED,
+                    published.LFM2,
+                ),
+                (
+                    "lfm2moe",
+                    "LFM2 MoE",
+                    "lfm2_moe",
+                    {**GROUPED_NAMES, "inner": ("intermediate_size", "moe_intermediate_size")},
+                    {"num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 1},
+                    GATED / 2,
+                    published.LFM2MOE,
+                ),
             )
         ),
         # `train` supports encoder-decoder models with labels only.
         Architecture(
-            "t5", "T5", "t5", ("T5Config", "T5"), Training({}), presets=published.T5, classifier_class="T5Classifier",
+            "t5",
+            "T5",
+            "t5",
+            ("T5Config", "T5"),
+            Training({}),
+            presets=published.T5,
+            classifier_class="T5Classifier",
             encoder_class="T5Encoder",
         ),
         # Encoders.
         Architecture(
-            "bert", "BERT", "bert", ("BertConfig", "Bert"), Training({}), presets=published.BERT,
-            names={"bert": ("bert",)}, is_encoder=True,
+            "bert",
+            "BERT",
+            "bert",
+            ("BertConfig", "Bert"),
+            Training({}),
+            presets=published.BERT,
+            names={"bert": ("bert",)},
+            is_encoder=True,
         ),
         Architecture(
-            "roberta", "RoBERTa", "roberta", ("BertConfig", "Bert"), Training({}), presets=published.ROBERTA,
-            names={"roberta": ("roberta",), "xlmroberta": ("xlm-roberta",), "camembert": ("camembert",)},
-            module="bert", is_encoder=True,
+            "roberta",
+            "RoBERTa",
+            "roberta",
+            ("BertConfig", "Bert"),
+            Training({}),
+            presets=published.ROBERTA,
+            names={
+                "roberta": ("roberta",),
+                "xlmroberta": ("xlm-roberta",),
+                "camembert": ("camembert",),
+            },
+            module="bert",
+            is_encoder=True,
         ),
         Architecture(
-            "distilbert", "DistilBERT", "distilbert", ("BertConfig", "Bert"), Training({}),
-            presets=published.DISTILBERT, names={"distilbert": ("distilbert",)}, module="bert", is_encoder=True,
+            "distilbert",
+            "DistilBERT",
+            "distilbert",
+            ("BertConfig", "Bert"),
+            Training({}),
+            presets=published.DISTILBERT,
+            names={"distilbert": ("distilbert",)},
+            module="bert",
+            is_encoder=True,
         ),
         Architecture(
-            "electra", "ELECTRA", "electra", ("BertConfig", "Bert"), Training({}), presets=published.ELECTRA,
-            names={"electra": ("electra",)}, module="bert", is_encoder=True,
+            "electra",
+            "ELECTRA",
+            "electra",
+            ("BertConfig", "Bert"),
+            Training({}),
+            presets=published.ELECTRA,
+            names={"electra": ("electra",)},
+            module="bert",
+            is_encoder=True,
         ),
         Architecture(
-            "mpnet", "MPNet", "mpnet", ("MPNetConfig", "MPNet"), Training({}), presets=published.MPNET, is_encoder=True,
+            "mpnet",
+            "MPNet",
+            "mpnet",
+            ("MPNetConfig", "MPNet"),
+            Training({}),
+            presets=published.MPNET,
+            is_encoder=True,
         ),
         Architecture(
-            "modernbert", "ModernBERT", "modernbert", ("ModernBertConfig", "ModernBert"), Training({}), "answerdotai",
-            published.MODERNBERT, is_encoder=True,
+            "modernbert",
+            "ModernBERT",
+            "modernbert",
+            ("ModernBertConfig", "ModernBert"),
+            Training({}),
+            "answerdotai",
+            published.MODERNBERT,
+            is_encoder=True,
         ),
     )
-}  # fmt: skip
+}
 
 
 ENTRIES = {
     name: Entry(name, architecture, model_types)
     for architecture in ARCHITECTURES.values()
-    for name, model_types in (architecture.names or {architecture.name: (architecture.model_type,)}).items()
+    for name, model_types in (
+        architecture.names or {architecture.name: (architecture.model_type,)}
+    ).items()
 }
 
 
@@ -361,15 +656,26 @@ UNSUPPORTED_ENCODERS = ("albert", "deberta", "deberta-v2")
 
 
 def entry_of(model_type: object) -> Entry:
-    """The entry for config.json's model_type. ValueError: it is not supported; the message lists supported types."""
+    """The entry for config.json's model_type. ValueError: it is not supported; the message lists
+    supported types.
+    """
     for entry in ENTRIES.values():
         if model_type in entry.model_types:
             return entry
-    supported = ", ".join(model_type for entry in ENTRIES.values() for model_type in entry.model_types)
-    encoders = ", ".join(entry.model_types[0] for entry in ENTRIES.values() if entry.architecture.is_encoder)
-    note = f"; it is an encoder, of which {encoders} are supported" if model_type in UNSUPPORTED_ENCODERS else ""
+    supported = ", ".join(
+        model_type for entry in ENTRIES.values() for model_type in entry.model_types
+    )
+    encoders = ", ".join(
+        entry.model_types[0] for entry in ENTRIES.values() if entry.architecture.is_encoder
+    )
+    note = (
+        f"; it is an encoder, of which {encoders} are supported"
+        if model_type in UNSUPPORTED_ENCODERS
+        else ""
+    )
     raise ValueError(
-        f"config.json's model_type is {brief(model_type)}, which is not supported; supported types: {supported}{note}"
+        f"config.json's model_type is {brief(model_type)}, which is not supported; supported types:"
+        f" {supported}{note}"
     )
 
 
@@ -379,9 +685,13 @@ def architecture_of(model_type: object) -> Architecture:
 
 
 def preset(name: str) -> "tuple[Architecture, ModelConfig] | None":
-    """The architecture and config of a published size such as gpt2-xl, with or without its owner; None if unknown."""
+    """The architecture and config of a published size such as gpt2-xl, with or without its owner;
+    None if unknown.
+    """
     for architecture in ARCHITECTURES.values():
         for size, settings in architecture.presets.items():
             if name in (size, f"{architecture.owner}/{size}", size.rpartition("/")[2]):
-                return architecture, entry_of(settings.get("model_type", architecture.model_type)).config(settings)
+                return architecture, entry_of(
+                    settings.get("model_type", architecture.model_type)
+                ).config(settings)
     return None

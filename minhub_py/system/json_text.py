@@ -2,7 +2,8 @@
 
     dumps({"arguments": JSONText('{"n": 1e999}')})     ->   '{"arguments": {"n": 1e999}}'
 
-`json.loads` reads 1e999 as infinity, and `json.dumps` writes infinity as `Infinity`, which is not JSON.
+`json.loads` reads 1e999 as infinity, and `json.dumps` writes infinity as `Infinity`, which is not
+JSON.
 """
 
 import json
@@ -33,7 +34,11 @@ def dumps(value: Any, **options: Any) -> str:
         return f"{mark}{len(parts) - 1}"
 
     text = json.dumps(value, default=placeholder, **options)
-    return re.sub(f'"{mark}([0-9]+)"', lambda match: parts[int(match.group(1))], text) if mark else text
+    return (
+        re.sub(f'"{mark}([0-9]+)"', lambda match: parts[int(match.group(1))], text)
+        if mark
+        else text
+    )
 
 
 def loads(text: str) -> Any:
@@ -42,14 +47,20 @@ def loads(text: str) -> Any:
 
 
 def object_text(text: str) -> str:
-    """The text if it is a JSON object, else `{}`. Lone surrogates, which UTF-8 cannot encode, are replaced."""
+    """The text if it is a JSON object, else `{}`. Lone surrogates, which UTF-8 cannot encode, are
+    replaced.
+    """
     try:
         value = loads(text)
     except (ValueError, RecursionError):
         return "{}"
     if not isinstance(value, dict):
         return "{}"
-    return dumps(value, ensure_ascii=False).encode(errors="replace").decode() if "\\ud" in text.lower() else text
+    return (
+        dumps(value, ensure_ascii=False).encode(errors="replace").decode()
+        if "\\ud" in text.lower()
+        else text
+    )
 
 
 def _reject(name: str) -> Any:

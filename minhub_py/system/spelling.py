@@ -1,7 +1,7 @@
 """Spelling of settings and calls in messages, for users of Python, the shell or R.
 
-`setting("batch", 8)` is batch=8 in Python, --batch 8 in the shell, and batch = 8 in R. `Spelling` is Python's,
-`ShellSpelling` the shell's; the R bridge has a class for R.
+`setting("batch", 8)` is batch=8 in Python, --batch 8 in the shell, and batch = 8 in R. `Spelling`
+is Python's, `ShellSpelling` the shell's; the R bridge has a class for R.
 """
 
 import json
@@ -17,7 +17,9 @@ from minhub_py.system.habits import argument_hint
 
 
 class SettingError(ValueError):
-    """A setting has a value that this model or machine does not support. In the shell, the exit status is 2."""
+    """A setting has a value that this model or machine does not support. In the shell, the exit
+    status is 2.
+    """
 
 
 class Spelling:

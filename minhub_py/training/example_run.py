@@ -1,4 +1,6 @@
-"""Start of a run on examples: its objective, its data, its defaults, and the model of a classification."""
+"""Start of a run on examples: its objective, its data, its defaults, and the model of a
+classification.
+"""
 
 import dataclasses
 import math
@@ -9,10 +11,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from minhub_py.loading.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.replies import end_tokens
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
 from minhub_py.checkpoints.storage import Checkpoint
+from minhub_py.loading.adapters.heads import classifier_config, labels_of
 from minhub_py.loading.fitting import describe, fit, with_values
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.registry import Architecture
@@ -34,7 +36,9 @@ RATES = {
 }  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
-def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
+def with_objective(
+    settings: Settings, sources: Sequence[Any], start: Checkpoint | None
+) -> Settings:
     """The settings with the objective of the files; "text" for text files.
 
     ValueError: the files have different kinds, or the objective needs a model to fine-tune.
@@ -43,7 +47,10 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
     is_encoder = start is not None and is_encoder_only(start)
     if not tables and not (is_encoder and settings.objective in (None, "masked")):
         if settings.objective not in (None, "text"):
-            raise ValueError(f"{setting('objective', settings.objective)} needs files with examples, such as .jsonl")
+            raise ValueError(
+                f"{setting('objective', settings.objective)} needs files with examples, such as"
+                " .jsonl"
+            )
         return dataclasses.replace(settings, objective="text")
     if len(tables) not in (0, len(sources)):
         raise ValueError("files with text and files with examples cannot be mixed: use one kind")
@@ -51,10 +58,15 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
         raise ValueError(f"training on examples needs {setting('start')}: a model to fine-tune")
     objective = settings.objective
     if objective is None:
-        objective = form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
+        objective = (
+            form_of(list(read_columns(tables[0])), tables[0]).objective if tables else "text"
+        )
         objective = "masked" if objective == "text" and is_encoder else objective
     if is_encoder and objective not in ("labels", "masked"):
-        raise ValueError(f"{settings.start} is a text encoder: it needs examples with text and label, or only text")
+        raise ValueError(
+            f"{settings.start} is a text encoder: it needs examples with text and label, or only"
+            " text"
+        )
     return dataclasses.replace(settings, objective=objective)
 
 
@@ -65,23 +77,47 @@ def is_encoder_only(start: Checkpoint) -> bool:
 
 
 def encode_examples(
-    folder: RunFolder, settings: Settings, start: Checkpoint, tokenizer: Tokenizer, paths: Sequence[Path],
-    fingerprint: str, listener: Listener,
-) -> None:  # fmt: skip
+    folder: RunFolder,
+    settings: Settings,
+    start: Checkpoint,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    fingerprint: str,
+    listener: Listener,
+) -> None:
     """Write the encoded examples of a run. ValueError: a row is invalid."""
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
     _, config = describe(start)
     template = chat_template_of(start, tokenizer)
     eos = None if objective in ("labels", "masked") else eos_of(config, template)
-    if objective in ("chat", "completion", "preference") and (eos is None or not end_tokens(template)):
-        listener.note("the model, its tokenizer and its chat template name no token that ends a reply, so that the "
-                      "model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
-    encoder = Encoder(tokenizer, template, eos, settings.context or 0, invocation_of(settings.lora, start, tokenizer))
+    if objective in ("chat", "completion", "preference") and (
+        eos is None or not end_tokens(template)
+    ):
+        listener.note(
+            "the model, its tokenizer and its chat template name no token that ends a reply, so"
+            " that the model does not learn to stop: set eos_token in tokenizer_config.json"
+        )
+    encoder = Encoder(
+        tokenizer,
+        template,
+        eos,
+        settings.context or 0,
+        invocation_of(settings.lora, start, tokenizer),
+    )
     examples = prepare_examples(
-        paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,
-        fingerprint, listener.preparing, labels, settings.na,
-    )  # fmt: skip
+        paths,
+        [path.name for path in paths],
+        folder.tokens,
+        encoder,
+        objective,
+        settings.held_out,
+        settings.seed,
+        fingerprint,
+        listener.preparing,
+        labels,
+        settings.na,
+    )
     for note in notes_on(examples, encoder.unused, f"{setting('context')} {settings.context}"):
         listener.note(note)
 
@@ -94,7 +130,10 @@ def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str)
     if count := examples["truncated"]:
         yield f"sequences longer than {context}, which were truncated: {count:,}"
     if count := examples["dropped"]:
-        yield f"rows dropped, because their prompts fill {context} and leave nothing to learn: {count:,}. Increase it"
+        yield (
+            f"rows dropped, because their prompts fill {context} and leave nothing to learn:"
+            f" {count:,}. Increase it"
+        )
     if count := examples["empty"]:
         yield f"rows dropped, because they have no tokens to learn: {count:,}"
     if unused:
@@ -104,23 +143,39 @@ def notes_on(examples: Mapping[str, Any], unused: Collection[str], context: str)
 def eos_of(config: ModelConfig, template: ChatTemplate) -> int | None:
     """The token that ends a completion: the model's, or else the tokenizer's."""
     eos = config.eos_token_id
-    return eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else template.eos
+    return (
+        eos[0] if isinstance(eos, list) and eos else eos if isinstance(eos, int) else template.eos
+    )
 
 
-def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int) -> Settings:
+def with_defaults(
+    settings: Settings, given: Collection[str], examples: Mapping[str, Any], most: int
+) -> Settings:
     """Defaults that depend on the examples, for settings that are not given.
 
-    examples: the content of tokens.json, with the length of a long example.    most: tokens of a micro-batch.
+    examples: the content of tokens.json, with the length of a long example.    most: tokens of a
+    micro-batch.
     """
-    batch = settings.batch if {"batch", "accumulate"} & set(given) else min(BATCH, max(1, examples["train"]))
+    batch = (
+        settings.batch
+        if {"batch", "accumulate"} & set(given)
+        else min(BATCH, max(1, examples["train"]))
+    )
     changes: dict[str, Any] = {"batch": batch}
     if "accumulate" not in given:
         changes["accumulate"] = parts_of(batch, examples["length"], most)
     if "steps" not in given:
         epochs = settings.epochs or EPOCHS
-        changes |= {"steps": max(1, math.ceil(epochs * examples["train"] / batch)), "epochs": epochs}
+        changes |= {
+            "steps": max(1, math.ceil(epochs * examples["train"] / batch)),
+            "epochs": epochs,
+        }
     steps = changes.get("steps", settings.steps)
-    for name, value in (("warm_up", steps // 10), ("evaluate_every", steps // 4), ("checkpoint_every", steps // 4)):
+    for name, value in (
+        ("warm_up", steps // 10),
+        ("evaluate_every", steps // 4),
+        ("checkpoint_every", steps // 4),
+    ):
         if name not in given:
             changes[name] = min(getattr(settings, name), max(1, value))
     if "weight_decay" not in given:
@@ -128,7 +183,9 @@ def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[
     return dataclasses.replace(settings, **changes)
 
 
-def load_classifier(start: Checkpoint, settings: Settings, labels: Sequence[str]) -> tuple[Architecture, LanguageModel]:
+def load_classifier(
+    start: Checkpoint, settings: Settings, labels: Sequence[str]
+) -> tuple[Architecture, LanguageModel]:
     """The model of a checkpoint with a classification head for these labels; () for regression.
 
     A new head has random weights. ValueError: the architecture has no classification head.

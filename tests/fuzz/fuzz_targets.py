@@ -1,4 +1,6 @@
-"""The targets of `make fuzz`, which receive corrupt bytes, and the exceptions that are correct for them."""
+"""The targets of `make fuzz`, which receive corrupt bytes, and the exceptions that are correct for
+them.
+"""
 
 import json
 import shutil
@@ -23,8 +25,17 @@ from r_bridge import convert, protocol
 
 Target = Callable[[bytes, Path], None]
 MODEL = BUILTIN / "shakespeare-gpt2"
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate", "/tokenize",
-         "/detokenize", "/apply-template", "/v1/embeddings")  # fmt: skip
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/v1/embeddings",
+)
 BODIES = (
     {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "min_p": 0.1,
      "logit_bias": {"5": -1}, "stop": ["x"], "seed": 3, "logprobs": True, "top_logprobs": 2, "n": 1,
@@ -40,12 +51,16 @@ class Failure(AssertionError):
 
 
 def allowed(function: Callable[[], object]) -> None:
-    """Call a function that reads corrupt data: ValueError and OSError with a short message are correct."""
+    """Call a function that reads corrupt data: ValueError and OSError with a short message are
+    correct.
+    """
     try:
         function()
     except (ValueError, OSError) as error:
         if not str(error) or len(str(error)) > 4000:
-            raise Failure(f"{type(error).__name__} with a message of {len(str(error))} characters") from error
+            raise Failure(
+                f"{type(error).__name__} with a message of {len(str(error))} characters"
+            ) from error
 
 
 def with_file(name: str, data: bytes, folder: Path) -> Path:
@@ -147,7 +162,9 @@ def server() -> Any:
     model = served("tiny", MODEL)
     OPEN.callback(model.engine.close)
     address = OPEN.enter_context(
-        BackgroundServer(Server(Models([model]), max_body=100_000, ignore_unknown_fields=True), grace=0.2)
+        BackgroundServer(
+            Server(Models([model]), max_body=100_000, ignore_unknown_fields=True), grace=0.2
+        )
     )
     return OPEN.enter_context(httpx2.Client(base_url=address, timeout=60))
 
@@ -182,7 +199,11 @@ TARGETS: dict[str, Target] = {
 def seeds(name: str, folder: Path) -> list[bytes]:
     """Correct inputs of a target, which the fuzzer mutates."""
     if name == "body":
-        return [bytes([number]) + json.dumps(item).encode() for number in range(len(PATHS)) for item in BODIES]
+        return [
+            bytes([number]) + json.dumps(item).encode()
+            for number in range(len(PATHS))
+            for item in BODIES
+        ]
     if name == "frame":
         values = [{"a": 1, "b": ["x", None]}, [1.5, True, b"raw", None], "text"]
         return [protocol.pack(protocol.CALL, 1, convert.dumps(value)) for value in values] + [
@@ -190,10 +211,15 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         ]
     if name == "template":
         return [
-            b"{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}",
-            b"{% set x = namespace(n=0) %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}"
-            b"{{ f(3) ~ messages[0]['content'][:2] }}"
-            b"{% if add_generation_prompt and x.n is number %}{{ raise_exception('no') }}{% endif %}",
+            (
+                b"{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{%"
+                b" endfor %}"
+            ),
+            (
+                b"{% set x = namespace(n=0) %}{% macro f(a, b=2) %}{{ a * b }}{% endmacro %}{{ f(3)"
+                b" ~ messages[0]['content'][:2] }}{% if add_generation_prompt and x.n is number"
+                b" %}{{ raise_exception('no') }}{% endif %}"
+            ),
         ]
     if name == "gguf":
         from gguf_cases import reference
@@ -211,6 +237,8 @@ def seeds(name: str, folder: Path) -> list[bytes]:
         torch.save(state, stream, _use_new_zipfile_serialization=False)
         return [archive.getvalue(), stream.getvalue()]
     if name == "tokenizer":
-        byte_level = minhub_py.checkpoints.tokenizers.tokenizer.train_byte_level_bpe(["ab ab a b\n\u00e9"] * 3, 262)
+        byte_level = minhub_py.checkpoints.tokenizers.tokenizer.train_byte_level_bpe(
+            ["ab ab a b\n\u00e9"] * 3, 262
+        )
         return [(MODEL / "tokenizer.json").read_bytes(), byte_level.to_str().encode()]
     return [file if name == "safetensors" else (folder / "config.json").read_bytes()]

@@ -1,4 +1,6 @@
-"""Activated adapters: the tokens before the invocation are the base's, and the others have the adapter."""
+"""Activated adapters: the tokens before the invocation are the base's, and the others have the
+adapter.
+"""
 
 import json
 import pickle
@@ -26,8 +28,6 @@ from minhub_py import (
     save_pretrained,
     score,
 )
-from minhub_py.loading.adapters.attach import attach
-from minhub_py.loading.adapters.merge import merge
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.disk_cache import BLOCK, DiskCache
@@ -35,21 +35,31 @@ from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.prefixes import PrefixCache
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
+from minhub_py.loading.adapters.attach import attach
+from minhub_py.loading.adapters.merge import merge
 from minhub_py.models.lora import NEVER, Invocation
 
 INVOCATION = [7, 8]
 # With the invocation in the middle, twice, at the end, never, and with its first token only.
-TEXTS = [[20, 21, 22, 7, 8, 23, 24, 25], [20, 7, 8, 21, 22, 7, 8, 23, 24], [20, 21, 22, 7, 8], [20, 21, 22, 23],
-         [20, 21, 7, 22, 8, 23]]  # fmt: skip
+TEXTS = [
+    [20, 21, 22, 7, 8, 23, 24, 25],
+    [20, 7, 8, 21, 22, 7, 8, 23, 24],
+    [20, 21, 22, 7, 8],
+    [20, 21, 22, 23],
+    [20, 21, 7, 22, 8, 23],
+]
 STARTS = [3, 5, 3, NEVER, NEVER]
 GREEDY = Sampling(temperature=0)
 
 
 def models(folder: Path, name: str, **loading: Any) -> tuple[Any, Any, Any]:
-    """A model without adapter, with an adapter that is always active, and with the same adapter with an invocation."""
+    """A model without adapter, with an adapter that is always active, and with the same adapter
+    with an invocation.
+    """
     model = random_model(name)
     save_pretrained(model, folder / "base")
-    random_adapter(model, folder / "always", exclude_modules=("gate", "router"))  # as in the activated adapter
+    # as in the activated adapter
+    random_adapter(model, folder / "always", exclude_modules=("gate", "router"))
     random_adapter(model, folder / "activated", alora_invocation_tokens=tuple(INVOCATION))
     adapters = {name: folder / name for name in ("always", "activated")}
     base = from_pretrained(folder / "base", adapter=adapters, **{"dtype": "float32", **loading})
@@ -58,7 +68,9 @@ def models(folder: Path, name: str, **loading: Any) -> tuple[Any, Any, Any]:
 
 @torch.no_grad()
 def by_parts(base: Any, always: Any, ids: list[int], start: int) -> Tensor:
-    """The logits (T, V): the base computes the keys and values before the start, the adapted model continues."""
+    """The logits (T, V): the base computes the keys and values before the start, the adapted model
+    continues.
+    """
     cache, parts = base.new_cache(1, len(ids)), []
     for model, part in ((base, ids[:start]), (always, ids[start:])):
         if part:
@@ -66,7 +78,9 @@ def by_parts(base: Any, always: Any, ids: list[int], start: int) -> Tensor:
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma2", "qwen3_5_text", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt_neox", "llama", "gemma2", "qwen3_5_text", "mixtral", "gpt_oss"]
+)
 def test_the_base_computes_the_tokens_before_the_last_invocation(name: str, tmp_path: Path) -> None:
     base, always, activated = models(tmp_path, name)
     for ids, start in zip(TEXTS, STARTS, strict=True):
@@ -94,9 +108,18 @@ def test_peft_computes_the_same(tmp_path: Path) -> None:
         idx = torch.tensor([ids])
         with torch.no_grad():
             assert_close(activated(idx), reference(input_ids=idx).logits)
-        settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        expected = reference.generate(input_ids=idx, attention_mask=torch.ones_like(idx), **settings)
-        assert generate(activated, [ids], 8, temperature=0, eos_id=None) == [expected[0, len(ids) :].tolist()]
+        settings = {
+            "max_new_tokens": 8,
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
+        expected = reference.generate(
+            input_ids=idx, attention_mask=torch.ones_like(idx), **settings
+        )
+        assert generate(activated, [ids], 8, temperature=0, eos_id=None) == [
+            expected[0, len(ids) :].tolist()
+        ]
     reference.save_pretrained(tmp_path / "peft")
     again = from_pretrained(tmp_path / "base", adapter=tmp_path / "peft")
     assert again.invocation.tokens == INVOCATION
@@ -104,7 +127,9 @@ def test_peft_computes_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [None, "int8", "nf4"])
 def test_replies_do_not_depend_on_other_sequences(kind: str | None, tmp_path: Path) -> None:
-    """In one batch, with the prefix cache, and with chunks, whose cached prefixes have other starts."""
+    """In one batch, with the prefix cache, and with chunks, whose cached prefixes have other
+    starts.
+    """
     base, _, activated = models(tmp_path, "llama", quantize=kind)
     alone = [generate(activated, [ids], 6, temperature=0, eos_id=None)[0] for ids in TEXTS]
     assert generate(activated, TEXTS, 6, temperature=0, eos_id=None) == alone
@@ -140,9 +165,16 @@ def test_a_text_beyond_the_context_length_keeps_its_adapter(tmp_path: Path) -> N
     double = from_pretrained(tmp_path / "base", adapter=tmp_path / "activated", dtype="float64")
     assert isinstance(runner_of(double), TorchRunner)
     whole = INVOCATION + texts_of(activated.config.n_positions - 12)[0]
-    adapted = [generate(model, [whole], 80, temperature=0, eos_id=None) for model in (always, activated)]
+    adapted = [
+        generate(model, [whole], 80, temperature=0, eos_id=None) for model in (always, activated)
+    ]
     assert adapted[0] == adapted[1]
-    assert_close(*(torch.as_tensor(embed(model, None, [whole + adapted[0][0]])) for model in (activated, always)))
+    assert_close(
+        *(
+            torch.as_tensor(embed(model, None, [whole + adapted[0][0]]))
+            for model in (activated, always)
+        )
+    )
     prompt = [*TEXTS[0], *texts_of(activated.config.n_positions - 12)[0]]
     new = generate(activated, [prompt], 40, temperature=0, eos_id=None)
     assert new == generate(double, [prompt], 40, temperature=0, eos_id=None)
@@ -158,7 +190,9 @@ def test_replies_that_contain_the_invocation_do_not_move_the_start(tmp_path: Pat
     prompt, reply = TEXTS[0], [30, 7, 8, 31]
     expected = by_parts(base, always, prompt + reply, 3).log_softmax(-1)
     [actual] = score(activated, [prompt], targets=[reply])
-    assert_close(actual, expected[len(prompt) - 1 : -1].gather(1, torch.tensor(reply)[:, None])[:, 0])
+    assert_close(
+        actual, expected[len(prompt) - 1 : -1].gather(1, torch.tensor(reply)[:, None])[:, 0]
+    )
     [whole] = score(activated, [prompt + reply])
     expected = by_parts(base, always, prompt + reply, len(prompt) + 1).log_softmax(-1)
     assert_close(whole, expected[:-1].gather(1, torch.tensor((prompt + reply)[1:])[:, None])[:, 0])
@@ -177,7 +211,8 @@ def test_hidden_states_and_caches_of_calls(tmp_path: Path) -> None:
         cache = activated.new_cache(1, len(ids))
         with torch.no_grad():
             calls = [activated(torch.tensor([part]), cache) for part in (ids[:6], ids[6:]) if part]
-        first_call = Invocation(INVOCATION).start(ids[:6])  # a later call does not change the cached positions
+        # a later call does not change the cached positions
+        first_call = Invocation(INVOCATION).start(ids[:6])
         assert_close(torch.cat(calls, dim=1)[0], by_parts(base, always, ids, first_call))
 
 
@@ -186,7 +221,9 @@ def test_texts_with_a_common_prefix_and_different_starts(tmp_path: Path) -> None
     shared = [20, 21, 22, 23, 24, 25, 7, 8, 26]
     texts = [shared, [*shared, 7, 8, 27, 28], [*shared, 29]]
     together = torch.as_tensor(logprob_matrix(activated, None, texts)[1])
-    alone = torch.cat([torch.as_tensor(logprob_matrix(activated, None, [text])[1]) for text in texts])
+    alone = torch.cat(
+        [torch.as_tensor(logprob_matrix(activated, None, [text])[1]) for text in texts]
+    )
     assert_close(together.nan_to_num(), alone.nan_to_num())  # the first token of a text has none
 
 
@@ -194,7 +231,9 @@ def test_hidden_states_of_a_text_in_several_calls(tmp_path: Path) -> None:
     """The last invocation is in a later call than the first one."""
     models(tmp_path, "llama")
     config = tmp_path / "base" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2000}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2000})
+    )
     paths = {name: tmp_path / name for name in ("always", "activated")}
     base = from_pretrained(tmp_path / "base", adapter=paths, dtype="float32")
     always, activated = base.adapter("always"), base.adapter("activated")
@@ -222,7 +261,11 @@ def test_the_first_token_of_a_text_is_not_its_prompt(tmp_path: Path) -> None:
     random_adapter(base, tmp_path / "single", alora_invocation_tokens=(7,))
     single = from_pretrained(tmp_path / "base", adapter=tmp_path / "single", dtype="float32")
     text = [7, 20, 21, 22, 7, 23, 24]
-    expected = by_parts(base, always, text, 4).log_softmax(-1)[:-1].gather(1, torch.tensor(text)[1:, None])[:, 0]
+    expected = (
+        by_parts(base, always, text, 4)
+        .log_softmax(-1)[:-1]
+        .gather(1, torch.tensor(text)[1:, None])[:, 0]
+    )
     assert_close(score(single, [text])[0], expected)
     matrix = logprob_matrix(single, None, [text])[1]
     assert_close(torch.tensor(matrix)[range(1, 7), text[1:]], expected)
@@ -236,9 +279,17 @@ def test_the_first_token_of_a_text_is_not_its_prompt(tmp_path: Path) -> None:
 def test_files_contain_the_invocation(tmp_path: Path) -> None:
     _, _, activated = models(tmp_path, "llama")
     save_adapter(activated, tmp_path / "copy")
-    assert json.loads((tmp_path / "copy" / "adapter_config.json").read_text())["alora_invocation_tokens"] == INVOCATION
+    assert (
+        json.loads((tmp_path / "copy" / "adapter_config.json").read_text())[
+            "alora_invocation_tokens"
+        ]
+        == INVOCATION
+    )
     # PEFT activates adapters of language models only.
-    assert json.loads((tmp_path / "copy" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+    assert (
+        json.loads((tmp_path / "copy" / "adapter_config.json").read_text())["task_type"]
+        == "CAUSAL_LM"
+    )
     always = json.loads((tmp_path / "always" / "adapter_config.json").read_text())
     assert always["alora_invocation_tokens"] is None
 
@@ -252,11 +303,15 @@ def test_the_last_invocation_of_the_prompt_is_found() -> None:
 
 def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> None:
     base, _, activated = models(tmp_path, "llama")
-    with pytest.raises(ValueError, match="an activated adapter cannot be merged, .* load the model with adapter="):
+    with pytest.raises(
+        ValueError, match="an activated adapter cannot be merged, .* load the model with adapter="
+    ):
         merge(activated)
     with pytest.raises(ValueError, match="an activated adapter cannot be written as TorchScript"):
         save_torchscript(activated, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"heads=True\) needs one weight for all tokens, .*: use heads=False"):
+    with pytest.raises(
+        ValueError, match=r"heads=True\) needs one weight for all tokens, .*: use heads=False"
+    ):
         attribution(activated, None, TEXTS[0], 5, heads=True)
     settings = json.loads((tmp_path / "activated" / "adapter_config.json").read_text())
 
@@ -267,17 +322,34 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
         return str(caught.value)
 
     assert "must be a list of token IDs, at least one, not ()" in error(alora_invocation_tokens=[])
-    assert "must be a list of token IDs, at least one, not ('a',)" in error(alora_invocation_tokens=["a"])
+    assert "must be a list of token IDs, at least one, not ('a',)" in error(
+        alora_invocation_tokens=["a"]
+    )
     assert "must be a list of token IDs, at least one, not 7" in error(alora_invocation_tokens=7)
     assert "contains 1000: token IDs must be below" in error(alora_invocation_tokens=[7, 1000])
     assert "use_dora cannot be combined with alora_invocation_tokens" in error(use_dora=True)
     assert "bias cannot be combined with alora_invocation_tokens" in error(bias="all")
     assert "not for task_type SEQ_CLS" in error(task_type="SEQ_CLS")
     with pytest.raises(ValueError, match=r"the head or the routers of the model, lm_head: remove"):
-        random_adapter(base, tmp_path / "head", target_modules=("lm_head",), alora_invocation_tokens=(7,))
-    with pytest.raises(ValueError, match=r"head or the routers of the model, model\.layers\.0\.\w+\.gate.*: remove"):
-        random_adapter(random_model("mixtral"), tmp_path / "a", target_modules=("gate",), alora_invocation_tokens=(7,))
-    encoder = bert(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+        random_adapter(
+            base, tmp_path / "head", target_modules=("lm_head",), alora_invocation_tokens=(7,)
+        )
+    with pytest.raises(
+        ValueError, match=r"head or the routers of the model, model\.layers\.0\.\w+\.gate.*: remove"
+    ):
+        random_adapter(
+            random_model("mixtral"),
+            tmp_path / "a",
+            target_modules=("gate",),
+            alora_invocation_tokens=(7,),
+        )
+    encoder = bert(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+    )
     with pytest.raises(ValueError, match="needs a decoder with a language model head"):
         random_adapter(encoder, tmp_path / "bert", alora_invocation_tokens=(7,))
     with pytest.raises(ValueError, match="has an adapter already"):
@@ -290,13 +362,19 @@ def test_models_share_the_prefixes_before_the_invocation(tmp_path: Path) -> None
     random_adapter(base, tmp_path / "other", seed=1, alora_invocation_tokens=tuple(INVOCATION))
     other = from_pretrained(tmp_path / "base", adapter=tmp_path / "other", dtype="float32")
     prefixes = PrefixCache(10**7)
-    batches = [Batch(model, rows=1, max_length=40, prefixes=prefixes) for model in (base, activated, other)]
+    batches = [
+        Batch(model, rows=1, max_length=40, prefixes=prefixes) for model in (base, activated, other)
+    ]
     text = texts_of(10)[0]
     for batch, model, end, cached in (
-        (batches[0], base, [21], 0), (batches[1], activated, [7, 8, 21], 10), (batches[2], other, [7, 8, 21], 10),
-        (batches[1], activated, [7, 8, 21, 22], 13), (batches[0], base, [7, 8, 21], 10),
-        (batches[0], base, [7, 8, 9], 12), (batches[1], activated, [7, 8, 9], 12),
-    ):  # fmt: skip
+        (batches[0], base, [21], 0),
+        (batches[1], activated, [7, 8, 21], 10),
+        (batches[2], other, [7, 8, 21], 10),
+        (batches[1], activated, [7, 8, 21, 22], 13),
+        (batches[0], base, [7, 8, 21], 10),
+        (batches[0], base, [7, 8, 9], 12),
+        (batches[1], activated, [7, 8, 9], 12),
+    ):
         row = batch.admit(text + end, 3, sampling=GREEDY)
         new = [event.id for event in batch.step()]
         assert batch.cached_tokens[row] == cached
@@ -344,7 +422,11 @@ def test_threads_compute_different_texts(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(compute, [0, 1]))
     for copy in (deepcopy(activated), pickle.loads(pickle.dumps(activated))):
-        assert copy.invocation is copy.layers[0].self_attn.q_proj.invocation is not activated.invocation
+        assert (
+            copy.invocation
+            is copy.layers[0].self_attn.q_proj.invocation
+            is not activated.invocation
+        )
         assert copy.base.adapter("activated") is copy
         with torch.no_grad():
             assert torch.equal(copy(texts[0]), expected[0])

@@ -25,10 +25,14 @@ TEXT = "To be, or not"
 TOKENIZER = tokenizer_from_pretrained(MODEL)
 IDS = TOKENIZER.encode(TEXT).ids
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "activations": lambda model: activations(model, TOKENIZER, TEXT, "layers.2.attn")["layers.2.attn"],
+    "activations": lambda model: activations(model, TOKENIZER, TEXT, "layers.2.attn")[
+        "layers.2.attn"
+    ],
     "attention_weights": lambda model: attention_weights(model, TOKENIZER, TEXT).weights,
     "embed": lambda model: embed(model, TOKENIZER, [TEXT]),
-    "intervene": lambda model: score(intervene(model, ["layers.2.heads.1", "layers.4.mlp"], "zero"), [IDS])[0],
+    "intervene": lambda model: score(
+        intervene(model, ["layers.2.heads.1", "layers.4.mlp"], "zero"), [IDS]
+    )[0],
     "logit_lens": lambda model: logit_lens(model, TOKENIZER, TEXT).probs,
 }
 
@@ -42,6 +46,9 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_research_functions_include_the_adapter(name: str, adapted: Any) -> None:
-    results = [torch.as_tensor(FUNCTIONS[name](model)) for model in (adapted, merge(adapted), adapted.adapter(None))]
+    results = [
+        torch.as_tensor(FUNCTIONS[name](model))
+        for model in (adapted, merge(adapted), adapted.adapter(None))
+    ]
     assert_close(results[0], results[1])
     assert (results[0] - results[2]).abs().max() > 0.01

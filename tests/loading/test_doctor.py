@@ -1,4 +1,5 @@
-"""`minhub doctor` on this machine and on machines with problems, for which the report must state the next step.
+"""`minhub doctor` on this machine and on machines with problems, for which the report must state
+the next step.
 
 R is real. Other versions of R, rpy2 and R torch are small replacements.
 """
@@ -24,12 +25,23 @@ from paths import R_PACKAGE, ROOT
 from minhub_py import __version__
 from minhub_py.cli.main import main
 from minhub_py.inference.native.library import opened
-from minhub_py.loading.doctor import KERNELS, Driver, Finding, examine, judge_decoder, judge_driver, nvidia_driver
+from minhub_py.loading.doctor import (
+    KERNELS,
+    Driver,
+    Finding,
+    examine,
+    judge_decoder,
+    judge_driver,
+    nvidia_driver,
+)
 from minhub_py.system.extras import EXTRAS, pip
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
 PIP = f"{sys.executable} -m pip install"
-INDEX = "--force-reinstall torch --index-url … as https://pytorch.org/get-started/locally shows it for CUDA"
+INDEX = (
+    "--force-reinstall torch --index-url … as https://pytorch.org/get-started/locally shows it for"
+    " CUDA"
+)
 
 
 def by_name(r_facts: Mapping[str, str] | None = None) -> dict[str, Finding]:
@@ -61,14 +73,20 @@ def test_this_installation_has_no_problems() -> None:
     findings = by_name()
     assert all(finding.fits for finding in findings.values()), findings
     assert findings["Python"].found.startswith(f"{sys.version.split()[0]} ({sys.executable}), ")
-    version, home = subprocess.run([executable(), "--slave", "-e", "cat(format(getRversion()), R.home())"],
-                          capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
+    version, home = subprocess.run(
+        [executable(), "--slave", "-e", "cat(format(getRversion()), R.home())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert findings["R"].found == f"{version} ({executable()}), home {home}"
     assert pip() == PIP
 
 
 def test_extras_match_pyproject() -> None:
-    all_extras = {name: dict(map(least, requirements)) for name, requirements in declared_extras().items()}
+    all_extras = {
+        name: dict(map(least, requirements)) for name, requirements in declared_extras().items()
+    }
     declared = {name: all_extras[name] for name in EXTRAS}
     for packages in declared.values():
         for name in [name for name in packages if name.startswith("minhub_py[")]:
@@ -79,7 +97,11 @@ def test_extras_match_pyproject() -> None:
 
 def declared_extras() -> dict[str, list[str]]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lines = re.findall(r"^(\w+) = (\[.*\])(?:  #.*)?$", text.split("[project.optional-dependencies]")[1], re.MULTILINE)
+    lines = re.findall(
+        r"^(\w+) = (\[.*\])(?:  #.*)?$",
+        text.split("[project.optional-dependencies]")[1],
+        re.MULTILINE,
+    )
     return {name: ast.literal_eval(value) for name, value in lines if value.startswith('["')}
 
 
@@ -92,16 +114,18 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     """In a Python whose only package is outdated; a missing extra is not a problem."""
     python_package(tmp_path, "pyarrow", "3.0")
     code = (
-        "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.loading.doctor import examine;"
-        "print(json.dumps({f.what: [f.found, f.fits, f.advice] for f in examine()}))"
+        "import json, sys; sys.path[:0] = sys.argv[1:]; from minhub_py.loading.doctor import"
+        " examine;print(json.dumps({f.what: [f.found, f.fits, f.advice] for f in examine()}))"
     )
     command = [sys.executable, "-S", "-c", code, ROOT, tmp_path]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     findings = json.loads(result.stdout)
     for extra, packages, purpose in (
-        ("serve", "starlette, uvicorn, llguidance", "serving"), ("json", "llguidance", "output that follows"),
-        ("gguf", "gguf", "reading and writing GGUF files"), ("plot", "matplotlib", "drawing plots"),
-    ):  # fmt: skip
+        ("serve", "starlette, uvicorn, llguidance", "serving"),
+        ("json", "llguidance", "output that follows"),
+        ("gguf", "gguf", "reading and writing GGUF files"),
+        ("plot", "matplotlib", "drawing plots"),
+    ):
         state, fits, advice = findings[f"extra {extra}"]
         assert state.startswith(f"missing: {packages} (only needed for {purpose}")
         assert fits
@@ -111,8 +135,12 @@ def test_missing_extras_are_listed_with_their_purpose_and_installation(tmp_path:
     assert advice.endswith("--upgrade 'minhub_py[tables]'")
 
 
-def test_optional_components_that_are_missing_are_not_marked_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minhub_py.loading.doctor._version", lambda name: None if name == "pyarrow" else "99")
+def test_optional_components_that_are_missing_are_not_marked_ok(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "minhub_py.loading.doctor._version", lambda name: None if name == "pyarrow" else "99"
+    )
     lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
     marks = {" ".join(line[4:].split()[:2]): line[:2] for line in lines}
     assert (marks["extra tables"], marks["extra plot"]) == ("--", "ok")
@@ -131,7 +159,9 @@ def test_the_user_library_of_r_is_searched(tmp_path: Path, monkeypatch: pytest.M
     library = tmp_path / "library"
     installed(library, "minhubpy", "9.8.7")
     (tmp_path / ".Renviron").write_text(f"R_LIBS_USER={library}\n")
-    (tmp_path / ".Rprofile").write_text('cat("Welcome!\\nminhub is fine, no newline follows"); message("loud")\n')
+    (tmp_path / ".Rprofile").write_text(
+        'cat("Welcome!\\nminhub is fine, no newline follows"); message("loud")\n'
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("R_LIBS_USER", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -155,7 +185,15 @@ def installed(library: Path, name: str, version: str, code: str = "") -> None:
     )
     (source / "NAMESPACE").write_text('exportPattern("^[^.]")\n')
     (source / "R" / "all.R").write_text(code)
-    install = [executable(), "CMD", "INSTALL", "--no-docs", "--no-test-load", f"--library={library}", str(source)]
+    install = [
+        executable(),
+        "CMD",
+        "INSTALL",
+        "--no-docs",
+        "--no-test-load",
+        f"--library={library}",
+        str(source),
+    ]
     subprocess.run(install, check=True, capture_output=True)
 
 
@@ -170,7 +208,9 @@ torch_tensor <- function(x) switch(Sys.getenv("R_TORCH"),
 """
 
 
-def test_r_torch_and_the_version_of_its_libtorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_torch_and_the_version_of_its_libtorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A replacement of R torch works, has no LibTorch, or crashes the process."""
     library = tmp_path / "library"
     installed(library, "torch", "0.17.0", R_TORCH)
@@ -191,10 +231,13 @@ def test_r_torch_and_the_version_of_its_libtorch(tmp_path: Path, monkeypatch: py
         finding = by_name(facts)["R torch"]
         assert finding.fits is (answer == {"torch_works": "yes"})
         assert finding.found.startswith("0.17.0, LibTorch 2.8.0")
-        assert finding.advice == ("" if finding.fits else "in R: torch::install_torch(reinstall = TRUE)")
+        assert finding.advice == (
+            "" if finding.fits else "in R: torch::install_torch(reinstall = TRUE)"
+        )
     assert finding.found == "0.17.0, LibTorch 2.8.0, but: R ended or hung when it was loaded"
 
-    # The installer of R torch writes the version of LibTorch, which may differ from the package's default.
+    # The installer of R torch writes the version of LibTorch, which may differ from the package's
+    # default.
     (library / "torch" / "build-version").write_text(f"{torch.__version__}\n")
     monkeypatch.setenv("R_TORCH", "works")
     facts = ask_r(executable())
@@ -204,35 +247,55 @@ def test_r_torch_and_the_version_of_its_libtorch(tmp_path: Path, monkeypatch: py
     assert same.advice == ""
     different = by_name(facts | {"libtorch": "1.2.3+cpu"})["R torch with Python's"]
     assert (
-        different.found == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: different, so they need two processes"
+        different.found
+        == f"LibTorch 1.2.3+cpu and Python's {torch.__version__}: different, so they need two"
+        " processes"
     )
     assert different.fits  # a plain R session has two processes
     assert "plain R session" in different.advice
 
 
-def test_a_different_libtorch_is_a_problem_in_a_process_that_hosts_r(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_libtorch_is_a_problem_in_a_process_that_hosts_r(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "rpy2.rinterface", sys)
-    facts = {"version": "4.2.2", "home": "/nowhere", "torch": "0.17.0", "libtorch": "1.2.3", "torch_works": "undefined"}
+    facts = {
+        "version": "4.2.2",
+        "home": "/nowhere",
+        "torch": "0.17.0",
+        "libtorch": "1.2.3",
+        "torch_works": "undefined",
+    }
     finding = by_name(facts)["R torch"]
-    assert finding.found == "0.17.0, LibTorch 1.2.3, which does not work in the same process as Python's torch"
+    assert (
+        finding.found
+        == "0.17.0, LibTorch 1.2.3, which does not work in the same process as Python's torch"
+    )
     assert not finding.fits
     assert "plain R session" in finding.advice
 
 
-def test_missing_r_is_reported_and_is_not_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_r_is_reported_and_is_not_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(main, ["doctor", "--json"])
     [r] = [finding for finding in json.loads(result.stdout) if finding["what"] == "R"]
     assert r == {
-        "what": "R", "found": "none (only R users need it)", "fits": True,
-        "advice": "apt-get install r-base-core, or see https://www.r-project.org", "present": False,
-    }  # fmt: skip
+        "what": "R",
+        "found": "none (only R users need it)",
+        "fits": True,
+        "advice": "apt-get install r-base-core, or see https://www.r-project.org",
+        "present": False,
+    }
     assert result.exit_code == 0
     assert "R package minhubpy" not in result.stdout
 
 
 def test_r_that_does_not_start(fake_r: Callable[[str], str]) -> None:
-    path = fake_r('[ "$1" = --version ] && exec echo "R version 4.4.1"\necho "cannot open base" >&2; exit 2')
+    path = fake_r(
+        '[ "$1" = --version ] && exec echo "R version 4.4.1"\necho "cannot open base" >&2; exit 2'
+    )
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1
     [line] = [line for line in result.stdout.splitlines() if line.startswith("NO")]
@@ -261,14 +324,23 @@ def test_rpy2_needs_r_as_a_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("r", "rpy2", "needed"),
-    [("4.2.2", "3.6.7", ">=3.6.1,<3.6.6"), ("4.4.3", "3.6.6", ">=3.6.1,<3.6.6"), ("4.5.1", "3.5.0", ">=3.6.1")],
+    [
+        ("4.2.2", "3.6.7", ">=3.6.1,<3.6.6"),
+        ("4.4.3", "3.6.6", ">=3.6.1,<3.6.6"),
+        ("4.5.1", "3.5.0", ">=3.6.1"),
+    ],
 )
-def test_incompatible_rpy2(r: str, rpy2: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_rpy2(
+    r: str, rpy2: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = an_r_home(tmp_path)
     installed_rpy2(rpy2, tmp_path, monkeypatch)
     finding = by_name({"version": r, "home": home})["rpy2"]
     assert finding == Finding(
-        "rpy2", f"{rpy2}, which cannot be imported with R {r}", False, f"{PIP} 'rpy2-rinterface{needed}'"
+        "rpy2",
+        f"{rpy2}, which cannot be imported with R {r}",
+        False,
+        f"{PIP} 'rpy2-rinterface{needed}'",
     )
 
 
@@ -283,10 +355,14 @@ def installed_rpy2(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     site = tmp_path / "site"
     (site / "rpy2").mkdir(parents=True)
     (site / "rpy2" / "__init__.py").touch()
-    (site / "rpy2" / "rinterface.py").write_text("raise ImportError('libR.so: undefined symbol: R_getVar')\n")
+    (site / "rpy2" / "rinterface.py").write_text(
+        "raise ImportError('libR.so: undefined symbol: R_getVar')\n"
+    )
     info = site / f"rpy2_rinterface-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: {version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: rpy2-rinterface\nVersion: {version}\n"
+    )
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
 
@@ -297,8 +373,12 @@ def test_rpy2_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     installed_rpy2("3.6.5", tmp_path, monkeypatch)
     finding = by_name({"version": "4.2.2", "home": home})["rpy2"]
     assert not finding.fits
-    assert finding.found.endswith("does not start R: ImportError: libR.so: undefined symbol: R_getVar")
-    assert finding.advice == f"{PIP} 'rpy2-rinterface>=3.6.1,<3.6.6' --force-reinstall --no-cache-dir"
+    assert finding.found.endswith(
+        "does not start R: ImportError: libR.so: undefined symbol: R_getVar"
+    )
+    assert (
+        finding.advice == f"{PIP} 'rpy2-rinterface>=3.6.1,<3.6.6' --force-reinstall --no-cache-dir"
+    )
     crash = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     (tmp_path / "site" / "rpy2" / "rinterface.py").write_text(crash)
     assert try_rpy2() == "it exited with status -11"
@@ -325,25 +405,58 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
         ("12.8", Driver((12, 4), 0), "no such device", True, ""),
         (None, Driver((13, 1), 1), "a build without CUDA", False, f"{PIP} {INDEX} 13.0"),
         (None, Driver((12, 2), 2), "a build without CUDA", False, f"{PIP} {INDEX} 12.6"),
-        (None, Driver((11, 4), 1), "a build without CUDA", False, "update the driver (https://www.nvidia.com/drivers)"),
-        ("13.0", Driver((12, 4), 1), "the driver is too old", False,
-         f"{PIP} {INDEX} 12.6 (or update the driver (https://www.nvidia.com/drivers))"),
+        (
+            None,
+            Driver((11, 4), 1),
+            "a build without CUDA",
+            False,
+            "update the driver (https://www.nvidia.com/drivers)",
+        ),
+        (
+            "13.0",
+            Driver((12, 4), 1),
+            "the driver is too old",
+            False,
+            f"{PIP} {INDEX} 12.6 (or update the driver (https://www.nvidia.com/drivers))",
+        ),
         ("13.0", Driver((13, 0), 1), NO_KERNEL, False, f"{PIP} {INDEX} 12.6"),
-        ("12.6", Driver((12, 8), 1), NO_KERNEL, False,
-         f"update the driver (https://www.nvidia.com/drivers), then: {PIP} {INDEX} 13.0"),
-        ("13.0", Driver((13, 0), 1), "out of memory", False,
-         "check with nvidia-smi for other processes on the GPU, then run again"),
-        ("13.0", Driver((13, 0), 0, "system has unsupported display driver / cuda driver combination"), "none", False,
-         "restart the computer; if that does not help, update the driver (https://www.nvidia.com/drivers)"),
+        (
+            "12.6",
+            Driver((12, 8), 1),
+            NO_KERNEL,
+            False,
+            f"update the driver (https://www.nvidia.com/drivers), then: {PIP} {INDEX} 13.0",
+        ),
+        (
+            "13.0",
+            Driver((13, 0), 1),
+            "out of memory",
+            False,
+            "check with nvidia-smi for other processes on the GPU, then run again",
+        ),
+        (
+            "13.0",
+            Driver((13, 0), 0, "system has unsupported display driver / cuda driver combination"),
+            "none",
+            False,
+            (
+                "restart the computer; if that does not help, update the driver"
+                " (https://www.nvidia.com/drivers)"
+            ),
+        ),
     ],
-)  # fmt: skip
-def test_cuda_build_and_driver(build: str | None, driver: Driver | None, fault: str, fits: bool, advice: str) -> None:
+)
+def test_cuda_build_and_driver(
+    build: str | None, driver: Driver | None, fault: str, fits: bool, advice: str
+) -> None:
     finding = judge_driver(build, driver, fault)
     assert (finding.fits, finding.advice) == (fits, advice)
 
 
 class LibCuda:
-    """The functions of NVIDIA's library that doctor calls, for one GPU and the `status` of its driver."""
+    """The functions of NVIDIA's library that doctor calls, for one GPU and the `status` of its
+    driver.
+    """
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -363,9 +476,15 @@ class LibCuda:
 
 @pytest.mark.parametrize(
     ("status", "driver"),
-    [(0, Driver((12, 4), 1)), (100, Driver((12, 4), 0)), (999, Driver((12, 4), 0, "unknown error"))],
+    [
+        (0, Driver((12, 4), 1)),
+        (100, Driver((12, 4), 0)),
+        (999, Driver((12, 4), 0, "unknown error")),
+    ],
 )
-def test_the_driver_is_queried(status: int, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_queried(
+    status: int, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: LibCuda(status))
     assert nvidia_driver() == driver
 
@@ -394,7 +513,8 @@ def test_token_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.found == "2.5 MB of owner/name"
     assert finding.advice == "minhub download owner/name, which resumes the download"
 
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(file / "hub"))  # in a file, where even root cannot write
+    # in a file, where even root cannot write
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(file / "hub"))
     finding = by_name()["Hub cache"]
     assert (finding.fits, finding.advice) == (False, "set HF_HOME to a writable folder")
 

@@ -14,11 +14,11 @@ from references import assert_close, ids_of, random_model
 from safetensors.torch import load_file
 
 from minhub_py import from_pretrained, generate, save_pretrained, tokenizer_from_pretrained
+from minhub_py.cli.main import main
+from minhub_py.export.torchscript import save_torchscript
 from minhub_py.loading.adapters.attach import attach
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.merge import merge
-from minhub_py.cli.main import main
-from minhub_py.export.torchscript import save_torchscript
 
 
 def run(*arguments: object, code: int = 0) -> Any:
@@ -40,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 @torch.no_grad()
-def test_a_merged_checkpoint_computes_the_same_as_its_adapter(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_merged_checkpoint_computes_the_same_as_its_adapter(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
     adapted = from_pretrained(folder / "base", adapter=folder / name)
     expected = adapted(ids_of(2))
     assert_close(merge(adapted)(ids_of(2)), expected, 1e-5)
@@ -49,15 +51,28 @@ def test_a_merged_checkpoint_computes_the_same_as_its_adapter(folder: Path, tmp_
         merged = from_pretrained(tmp_path / layout)
         assert_close(merged(ids_of(2)), expected, 1e-5)
         assert type(merged.layers[0].attention.query_key_value) is torch.nn.Linear
-    run("convert", folder / "base", tmp_path / "model.pt", "--merge", folder / name, "--to", "torchscript")
+    run(
+        "convert",
+        folder / "base",
+        tmp_path / "model.pt",
+        "--merge",
+        folder / name,
+        "--to",
+        "torchscript",
+    )
     assert_close(torch.jit.load(tmp_path / "model.pt")(ids_of(2)), expected, 1e-5)
 
 
 def test_a_trained_head_of_a_tied_model_is_merged(tmp_path: Path) -> None:
     folder = real_data("peft") / "gpt2"
     run("convert", folder / "base", tmp_path / "out", "--merge", folder / "save_head")
-    merged, adapted = from_pretrained(tmp_path / "out"), from_pretrained(folder / "base", adapter=folder / "save_head")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    merged, adapted = (
+        from_pretrained(tmp_path / "out"),
+        from_pretrained(folder / "base", adapter=folder / "save_head"),
+    )
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    )
     assert "lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")
     with torch.no_grad():
         assert_close(merged(ids_of(1, 20) % 60), adapted(ids_of(1, 20) % 60), 1e-5)
@@ -73,12 +88,19 @@ def test_generate_uses_an_adapter(tmp_path: Path) -> None:
     random_adapter(model, tmp_path / "a")
     options = ("ROMEO:", "-n", "12", "--temperature", "0", "--json")
     plain = json.loads(run("generate", "minhub/shakespeare-gpt2", *options).stdout)
-    adapted = json.loads(run("generate", "minhub/shakespeare-gpt2", "--adapter", tmp_path / "a", *options).stdout)
+    adapted = json.loads(
+        run("generate", "minhub/shakespeare-gpt2", "--adapter", tmp_path / "a", *options).stdout
+    )
     [expected] = generate(
-        from_pretrained("minhub/shakespeare-gpt2", adapter=tmp_path / "a"), [prompt_of(model)], 12, temperature=0
+        from_pretrained("minhub/shakespeare-gpt2", adapter=tmp_path / "a"),
+        [prompt_of(model)],
+        12,
+        temperature=0,
     )
     assert adapted["ids"] == expected != plain["ids"]
-    message = run("generate", "minhub/shakespeare-gpt2", "--adapter", tmp_path / "nothing", *options, code=1).stderr
+    message = run(
+        "generate", "minhub/shakespeare-gpt2", "--adapter", tmp_path / "nothing", *options, code=1
+    ).stderr
     assert "nothing" in message
 
 
@@ -95,14 +117,20 @@ def test_a_merged_checkpoint_has_the_tokenizer_of_the_adapter(folder: Path, tmp_
     tokenizer.add_special_tokens(["<|call|>"])
     tokenizer.save(str(tmp_path / "a" / "tokenizer.json"))
     run("convert", folder / "base", tmp_path / "added", "--merge", tmp_path / "a")
-    ids = [tokenizer_from_pretrained(tmp_path / name).token_to_id("<|call|>") for name in ("plain", "added")]
+    ids = [
+        tokenizer_from_pretrained(tmp_path / name).token_to_id("<|call|>")
+        for name in ("plain", "added")
+    ]
     assert ids == [None, tokenizer.token_to_id("<|call|>")]
 
 
 @torch.no_grad()
 def test_factors_of_a_head_are_written_as_torchscript(tmp_path: Path) -> None:
     model = random_model("gpt2")  # tied
-    adapted = attach(model, read_adapter(random_adapter(model, tmp_path / "a", target_modules=("lm_head",)), model))
+    adapted = attach(
+        model,
+        read_adapter(random_adapter(model, tmp_path / "a", target_modules=("lm_head",)), model),
+    )
     save_torchscript(adapted, tmp_path / "model.pt", {})
     assert (adapted(ids_of(2)) - model(ids_of(2))).abs().max() > 0.1
     assert_close(torch.jit.load(tmp_path / "model.pt")(ids_of(2)), adapted(ids_of(2)), 1e-5)

@@ -14,9 +14,19 @@ from minhub_py.loading.adapters.config import AdapterConfig
 from minhub_py.loading.adapters.patterns import full_match
 from minhub_py.loading.adapters.targets import bare_model, select, targets_of
 
-NAMES = [f"model.layers.{layer}.{module}" for layer in (0, 1, 12)
-         for module in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "mlp.experts.3.gate")]  # fmt: skip
-NAMES += ["lm_head", "lm_head\n", "model.embed_tokens", "", "Model.Lm_head", "visual.blocks.0.q_proj"]
+NAMES = [
+    f"model.layers.{layer}.{module}"
+    for layer in (0, 1, 12)
+    for module in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "mlp.experts.3.gate")
+]
+NAMES += [
+    "lm_head",
+    "lm_head\n",
+    "model.embed_tokens",
+    "",
+    "Model.Lm_head",
+    "visual.blocks.0.q_proj",
+]
 # As in published adapters, and one for each operation.
 PATTERNS = [
     r".*", r".*\.q_proj", r"^(?!.*visual).*(?:q_proj|k_proj)$", r"model\.layers\.(0|1)\.self_attn\.[qk]_proj",
@@ -26,11 +36,39 @@ PATTERNS = [
     r"(?x) lm _ head", r"\Alm_head\Z", r".*\bq_proj", r".*\Bproj", r"lm_head$", r"(?s:.*)", r"a{0}", r"(?P<x>lm)_head",
     r"(?=model).*proj", r"(?!m).*", r"\S+\s?", r"lm_head[^x]",
 ]  # fmt: skip
-PARTS = ["a", "b", ".", "[ab]", "[^a]", "(", "(?:", "|", ")", "*", "+", "?", "{2}", "{1,3}", "^", "$", r"\b", "(?=",
-         "(?!", "*?", "(?<=a)", "(?<!b)"]  # fmt: skip
+PARTS = [
+    "a",
+    "b",
+    ".",
+    "[ab]",
+    "[^a]",
+    "(",
+    "(?:",
+    "|",
+    ")",
+    "*",
+    "+",
+    "?",
+    "{2}",
+    "{1,3}",
+    "^",
+    "$",
+    r"\b",
+    "(?=",
+    "(?!",
+    "*?",
+    "(?<=a)",
+    "(?<!b)",
+]
 SETTINGS = ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_pattern"]
 # `re` does not finish with these.
-SLOW = [r"([a-z_.0-9]+)+!", r"(.*)*(.*)*(.*)*!", ".*" * 200 + "!", "(a|a)*" * 50 + "!", r"(?!(.*)*x)(.*)*!"]
+SLOW = [
+    r"([a-z_.0-9]+)+!",
+    r"(.*)*(.*)*(.*)*!",
+    ".*" * 200 + "!",
+    "(a|a)*" * 50 + "!",
+    r"(?!(.*)*x)(.*)*!",
+]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -50,7 +88,9 @@ def test_random_patterns_match_as_in_python() -> None:
                 found = [full_match(pattern, name) for name in ("", "a", "ab", "aab", "ba.b")]
             except (re.error, ValueError):  # invalid, or a possessive quantifier
                 continue
-            assert found == [compiled.fullmatch(name) is not None for name in ("", "a", "ab", "aab", "ba.b")], pattern
+            assert found == [
+                compiled.fullmatch(name) is not None for name in ("", "a", "ab", "aab", "ba.b")
+            ], pattern
             checked += 1
 
 
@@ -60,7 +100,8 @@ def test_patterns_that_backtrack_without_end_are_matched(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_pattern"]
+    "setting",
+    ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_pattern"],
 )
 def test_every_setting_with_a_pattern_is_bounded(setting: str, tmp_path: Path) -> None:
     model, settings = random_model("llama"), dict[str, Any]()
@@ -76,11 +117,18 @@ def test_every_setting_with_a_pattern_is_bounded(setting: str, tmp_path: Path) -
         random_adapter(model, tmp_path, **settings)
 
 
-@pytest.mark.parametrize(("pattern", "message"), [
-    ("(", "not a valid regular expression: missing"), ("a{99999999999}", "not a valid"), (r"(a)\1", "groupref"),
-    ("(" * 5000 + ")" * 5000, "not a valid"), ("a" * 30000, "has 30000 characters"), ("(?L)a", "not a valid"),
-    ("(?=.*" * 60 + ")" * 60, "too many steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "not a valid regular expression: missing"),
+        ("a{99999999999}", "not a valid"),
+        (r"(a)\1", "groupref"),
+        ("(" * 5000 + ")" * 5000, "not a valid"),
+        ("a" * 30000, "has 30000 characters"),
+        ("(?L)a", "not a valid"),
+        ("(?=.*" * 60 + ")" * 60, "too many steps"),
+    ],
+)
 def test_other_patterns_are_rejected_with_the_setting(pattern: str, message: str) -> None:
     model = random_model("llama")
     with pytest.raises(ValueError, match=message):
@@ -88,7 +136,12 @@ def test_other_patterns_are_rejected_with_the_setting(pattern: str, message: str
 
 
 def test_the_setting_of_an_invalid_pattern_is_named() -> None:
-    for name, value in (("target_modules", "("), ("exclude_modules", "["), ("rank_pattern", {"(": 1}),
-                        ("alpha_pattern", {"*": 1}), ("layers_pattern", ("(",))):  # fmt: skip
+    for name, value in (
+        ("target_modules", "("),
+        ("exclude_modules", "["),
+        ("rank_pattern", {"(": 1}),
+        ("alpha_pattern", {"*": 1}),
+        ("layers_pattern", ("(",)),
+    ):
         with pytest.raises(ValueError, match=f"^{name}: "):
             AdapterConfig(**{name: value})  # type: ignore[arg-type]

@@ -19,8 +19,8 @@ from minhub_py.loading.adapters.attach import attach
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.models.lora import LoRAFactors
 
-# The largest error of our float32 logits with AVX-512, AVX2 and without vector instructions, and of our float64 logits,
-# from the logits that PEFT computed in float32 on another processor (x 1e-7):
+# The largest error of our float32 logits with AVX-512, AVX2 and without vector instructions, and of
+# our float64 logits, from the logits that PEFT computed in float32 on another processor (x 1e-7):
 #                    gpt2                                  llama
 #                    AVX-512  AVX2  none  float64          AVX-512  AVX2  none  float64
 #   lora_default         1.0   0.9   1.2      0.8              1.1   1.1   1.1      0.8
@@ -30,13 +30,33 @@ from minhub_py.models.lora import LoRAFactors
 #   regex_layer1         0.9   0.9   1.2      1.1              0.9   0.6   0.9      1.0
 #   patterns             2.2   1.6   2.4      1.8              0.7   1.0   0.9      0.7
 #   save_head            2.2   2.4   2.7      2.2              2.8   2.8   2.8      2.5
-# Values above 3 are rounding errors of sums: in float64 our logits are those of PEFT within 5e-16, and on the same
-# processor in float32 within 3e-7. PEFT's own float32 logits here have the same errors, up to 12.3 for gpt2's rslora.
-CASES = ["lora_default", "lora_all_linear", "rslora", "dora", "regex_layer1", "patterns", "save_head"]
+# Values above 3 are rounding errors of sums: in float64 our logits are those of PEFT within 5e-16,
+# and on the same processor in float32 within 3e-7. PEFT's own float32 logits here have the same
+# errors, up to 12.3 for gpt2's rslora.
+CASES = [
+    "lora_default",
+    "lora_all_linear",
+    "rslora",
+    "dora",
+    "regex_layer1",
+    "patterns",
+    "save_head",
+]
 # Tolerances of float32 and float64 that exceed 3e-7.
-ROUNDED = {("gpt2", "lora_all_linear"): (1e-6, 3e-7), ("gpt2", "rslora"): (1e-6, 3e-7), ("llama", "dora"): (4e-7, 4e-7),
-           ("llama", "lora_all_linear"): (4e-7, 4e-7), ("llama", "rslora"): (4e-7, 4e-7)}  # fmt: skip
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+ROUNDED = {
+    ("gpt2", "lora_all_linear"): (1e-6, 3e-7),
+    ("gpt2", "rslora"): (1e-6, 3e-7),
+    ("llama", "dora"): (4e-7, 4e-7),
+    ("llama", "lora_all_linear"): (4e-7, 4e-7),
+    ("llama", "rslora"): (4e-7, 4e-7),
+}
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 8}
 # transformers' class, settings, endings of target modules
 MODELS: dict[str, tuple[str, dict[str, Any], list[str] | str]] = {
@@ -67,8 +87,12 @@ def call(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def test_published_adapters_have_the_logits_of_peft(base: str) -> None:
     folder = real_data("peft")
     ids = torch.from_numpy(np.load(folder / "ids.npy")).long().view(1, -1)
-    model = from_pretrained(folder / base / "base", adapter={case: folder / base / case for case in CASES})
-    double = from_pretrained(folder / base / "base", adapter={case: folder / base / case for case in CASES})
+    model = from_pretrained(
+        folder / base / "base", adapter={case: folder / base / case for case in CASES}
+    )
+    double = from_pretrained(
+        folder / base / "base", adapter={case: folder / base / case for case in CASES}
+    )
     double.double()
     for case in CASES:
         expected = torch.from_numpy(np.load(folder / base / case / "logits.npy"))
@@ -117,9 +141,16 @@ def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> N
         task = "SEQ_CLS" if name == "bert" else None
         wrapped = peft.get_peft_model(
             getattr(transformers, cls).from_pretrained(tmp_path / "base"),
-            peft.LoraConfig(r=4, lora_alpha=6, target_modules=targets, use_dora=dora, init_lora_weights=False,
-                            use_rslora=dora, task_type=task),
-        ).eval()  # fmt: skip
+            peft.LoraConfig(
+                r=4,
+                lora_alpha=6,
+                target_modules=targets,
+                use_dora=dora,
+                init_lora_weights=False,
+                use_rslora=dora,
+                task_type=task,
+            ),
+        ).eval()
         wrapped.save_pretrained(tmp_path / f"peft{dora}")
         adapted = from_pretrained(tmp_path / "base", adapter=tmp_path / f"peft{dora}")
         expected = call(wrapped, ids)
@@ -137,12 +168,17 @@ def test_peft_reads_our_adapters_and_we_read_its(name: str, tmp_path: Path) -> N
 
 
 def test_misfits_are_reported_by_name(tmp_path: Path) -> None:
-    base, source = real_data("peft") / "llama" / "base", real_data("peft") / "llama" / "lora_default"
+    base, source = (
+        real_data("peft") / "llama" / "base",
+        real_data("peft") / "llama" / "lora_default",
+    )
     shutil.copytree(source, tmp_path / "a")
     config = json.loads((source / "adapter_config.json").read_text())
     tensors = load_file(source / "adapter_model.safetensors")
 
-    def error(changes: dict[str, Any] = {}, removed: str = "", added: dict[str, torch.Tensor] = {}) -> str:  # noqa: B006
+    def error(
+        changes: dict[str, Any] = {}, removed: str = "", added: dict[str, torch.Tensor] = {}
+    ) -> str:  # noqa: B006
         (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | changes))
         left = {name: tensor for name, tensor in tensors.items() if name != removed}
         save_file(left | added, tmp_path / "a" / "adapter_model.safetensors")
@@ -151,22 +187,30 @@ def test_misfits_are_reported_by_name(tmp_path: Path) -> None:
         return str(caught.value)
 
     prefix = "base_model.model.model.layers"
-    assert "missing: model.layers.0.self_attn.q_proj (A)" in error(removed=f"{prefix}.0.self_attn.q_proj.lora_A.weight")
+    assert "missing: model.layers.0.self_attn.q_proj (A)" in error(
+        removed=f"{prefix}.0.self_attn.q_proj.lora_A.weight"
+    )
     other = {f"{prefix}.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 32)}
     assert f"unexpected: {prefix}.0.mlp.up_proj.lora_A.weight" in error(added=other)
     assert f"unknown: {prefix}.0.attn.w" in error(added={f"{prefix}.0.attn.w": torch.zeros(1)})
-    assert "wrong shape: model.layers.0.self_attn.q_proj (A) is (4, 32), not (5, 32)" in error({"r": 5})
+    assert "wrong shape: model.layers.0.self_attn.q_proj (A) is (4, 32), not (5, 32)" in error(
+        {"r": 5}
+    )
     assert "peft_type is 'IA3'" in error({"peft_type": "IA3"})
     assert "use_qalora, use_soft" in error({"use_qalora": True, "use_soft": 1})
     assert "init_lora_weights is 'pissa'" in error({"init_lora_weights": "pissa"})
-    assert "target_modules nothing matches no linear layer" in error({"target_modules": ["nothing"]})
+    assert "target_modules nothing matches no linear layer" in error(
+        {"target_modules": ["nothing"]}
+    )
     with pytest.raises(FileNotFoundError, match=r"no adapter_config\.json"):
         from_pretrained(base, adapter=base)
 
 
 def test_adapters_share_the_weights_of_the_base(tmp_path: Path) -> None:
     folder = real_data("peft") / "gpt2"
-    model = from_pretrained(folder / "base", adapter={"a": folder / "lora_default", "b": folder / "dora"})
+    model = from_pretrained(
+        folder / "base", adapter={"a": folder / "lora_default", "b": folder / "dora"}
+    )
     a, b = model.adapter("a"), model.adapter("b")
     assert a.wte.weight is model.wte.weight
     assert b.h[0].mlp.c_fc.base is model.h[0].mlp.c_fc

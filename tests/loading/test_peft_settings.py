@@ -1,4 +1,6 @@
-"""PEFT's settings of LoRA adapters in five ways: over the base, merged, saved, read by PEFT, and in the C decoder."""
+"""PEFT's settings of LoRA adapters in five ways: over the base, merged, saved, read by PEFT, and in
+the C decoder.
+"""
 
 import json
 from pathlib import Path
@@ -14,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minhub_py import from_pretrained, save_adapter
-from minhub_py.loading.adapters.merge import merge
 from minhub_py.cli.main import main
 from minhub_py.inference.native_runner import NativeRunner, runner_of
+from minhub_py.loading.adapters.merge import merge
 
 IDS = torch.randint(50, (1, 24), generator=torch.Generator().manual_seed(3))
 IDS[0, :4] = torch.tensor([3, 7, 4, 5])  # the trained tokens
@@ -62,7 +64,9 @@ def logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "tied"), TABLE)
-def test_a_setting_has_its_meaning_in_every_way(name: str, tied: bool, bases: Path, tmp_path: Path) -> None:
+def test_a_setting_has_its_meaning_in_every_way(
+    name: str, tied: bool, bases: Path, tmp_path: Path
+) -> None:
     import transformers
 
     base, file = peft_file(bases, name, tied)
@@ -71,14 +75,23 @@ def test_a_setting_has_its_meaning_in_every_way(name: str, tied: bool, bases: Pa
     adapted = from_pretrained(base, adapter=folder)
     assert adapted.config.vocab_size == file.case.rows
     assert_close(logits(adapted, ids), expected)
-    assert (logits(adapted.adapter(None), IDS % 50) - logits(adapted, IDS % 50)[..., :60]).abs().max() > 0.1 \
-        if file.case.rows >= 60 else True  # fmt: skip
+    assert (
+        (logits(adapted.adapter(None), IDS % 50) - logits(adapted, IDS % 50)[..., :60]).abs().max()
+        > 0.1
+        if file.case.rows >= 60
+        else True
+    )
 
     assert_close(logits(merge(adapted), ids), expected)
-    result = CliRunner().invoke(main, ["convert", str(base), str(tmp_path / "merged"), "--merge", str(folder)])
+    result = CliRunner().invoke(
+        main, ["convert", str(base), str(tmp_path / "merged"), "--merge", str(folder)]
+    )
     assert result.exit_code == 0, result.output
     assert_close(logits(from_pretrained(tmp_path / "merged"), ids), expected)
-    assert_close(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), ids), expected)
+    assert_close(
+        logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), ids),
+        expected,
+    )
 
     save_adapter(adapted, tmp_path / "saved")
     assert_close(logits(from_pretrained(base, adapter=tmp_path / "saved"), ids), expected)
@@ -94,7 +107,9 @@ def test_a_setting_has_its_meaning_in_every_way(name: str, tied: bool, bases: Pa
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's warnings about tied weights
 @pytest.mark.parametrize(("name", "tied"), TABLE)
-def test_peft_reads_our_files_and_writes_the_same_names(name: str, tied: bool, bases: Path, tmp_path: Path) -> None:
+def test_peft_reads_our_files_and_writes_the_same_names(
+    name: str, tied: bool, bases: Path, tmp_path: Path
+) -> None:
     """Its logits are ours, from a file with its names and from the file that we save."""
     peft = package("peft")
     import transformers
@@ -110,7 +125,11 @@ def test_peft_reads_our_files_and_writes_the_same_names(name: str, tied: bool, b
             model.resize_token_embeddings(file.case.rows)
         return model
 
-    config = {key: value for key, value in file.config().items() if key not in ("peft_type", "inference_mode")}
+    config = {
+        key: value
+        for key, value in file.config().items()
+        if key not in ("peft_type", "inference_mode")
+    }
     config["base_model_name_or_path"] = str(base)
     new = peft.get_peft_model(reference(), peft.LoraConfig(**config))
     new.save_pretrained(tmp_path / "peft")
@@ -124,5 +143,14 @@ def test_peft_reads_our_files_and_writes_the_same_names(name: str, tied: bool, b
     written = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     read = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     for key, value in written.items():
-        if key not in ("base_model_name_or_path", "inference_mode", "layers_pattern", "layers_to_transform"):
-            assert sorted(value) == sorted(read[key]) if isinstance(value, list) else value == read[key], key
+        if key not in (
+            "base_model_name_or_path",
+            "inference_mode",
+            "layers_pattern",
+            "layers_to_transform",
+        ):
+            assert (
+                sorted(value) == sorted(read[key])
+                if isinstance(value, list)
+                else value == read[key]
+            ), key

@@ -37,4 +37,6 @@ def test_a_bias_of_attention_is_rejected_for_packed_texts() -> None:
 def test_other_architectures_are_padded(load: Any) -> None:
     for name in sorted(set(FEW) - set(PACKED)):
         assert not supports_packing(load(name)[1]), name
-    assert not supports_packing(minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4, num_layers=1))
+    assert not supports_packing(
+        minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4, num_layers=1)
+    )

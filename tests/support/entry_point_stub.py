@@ -68,18 +68,26 @@ def parts() -> Iterator[str]:
         yield typed_dict(settings_name(Config), settings_of(Config))
     training = settings_of(Settings)
     yield typed_dict("TrainSettings", training)
-    yield typed_dict("ResumeSettings", {name: kind for name, kind in training.items() if name in CHANGEABLE})
-    sampling = {name: kind for name, kind in settings_of(ReplySettings).items() if name in SAMPLING_FIELDS}
+    yield typed_dict(
+        "ResumeSettings", {name: kind for name, kind in training.items() if name in CHANGEABLE}
+    )
+    sampling = {
+        name: kind for name, kind in settings_of(ReplySettings).items() if name in SAMPLING_FIELDS
+    }
     yield typed_dict("SamplingSettings", sampling)
     automatic = {name: kind + ' | Literal["auto"]' for name, kind in sampling.items()}
-    yield typed_dict("ChatSettings", {**settings_of(ReplySettings), **automatic, "stop": "str | Sequence[str]"})
+    yield typed_dict(
+        "ChatSettings", {**settings_of(ReplySettings), **automatic, "stop": "str | Sequence[str]"}
+    )
     for entry in ENTRIES.values():
         yield functions(entry)
 
 
 def typed_dict(name: str, items: dict[str, str]) -> str:
     """The class of a TypedDict whose keys are optional."""
-    return f"\nclass {name}(TypedDict, total=False):\n" + "".join(f"    {key}: {items[key]}\n" for key in items)
+    return f"\nclass {name}(TypedDict, total=False):\n" + "".join(
+        f"    {key}: {items[key]}\n" for key in items
+    )
 
 
 def functions(entry: Entry) -> str:
@@ -98,17 +106,25 @@ def settings_of(Config: Any) -> dict[str, str]:
     settings = {field.name: annotation(field.type) for field in dataclasses.fields(Config)}
     if "rope_parameters" in settings:
         older = dict.fromkeys(getattr(Config, "ROPE_NAMES", {}), "float")
-        settings |= {name: kind for name, kind in {**ROPE_SETTINGS, **older}.items() if name not in settings}
+        settings |= {
+            name: kind for name, kind in {**ROPE_SETTINGS, **older}.items() if name not in settings
+        }
     return settings
 
 
 def annotation(kind: Any) -> str:
     """The source text of a type."""
     if isinstance(kind, UnionType):
-        return " | ".join("None" if part is type(None) else annotation(part) for part in get_args(kind))
+        return " | ".join(
+            "None" if part is type(None) else annotation(part) for part in get_args(kind)
+        )
     if kind in (list, dict):
         return {list: "list[Any]", dict: "dict[str, Any]"}[kind]
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else re.sub(r"(\w+\.)+", "", str(kind))
+    return (
+        kind.__name__
+        if isinstance(kind, type) and not get_args(kind)
+        else re.sub(r"(\w+\.)+", "", str(kind))
+    )
 
 
 if __name__ == "__main__":

@@ -26,13 +26,18 @@ class Convention:
 
 
 def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default GPT-2's).
+    """Add the folder's added tokens to the vocabulary, and mark its special tokens (by default
+    GPT-2's).
 
     ValueError: an added token's ID is not the next one.
     """
     special_values = [value for key, value in settings.items() if key.endswith("_token")]
     # Spaces before these tokens belong to them: RoBERTa's <mask>.
-    with_space = {content(value) for value in special_values if isinstance(value, dict) and value.get("lstrip") is True}
+    with_space = {
+        content(value)
+        for value in special_values
+        if isinstance(value, dict) and value.get("lstrip") is True
+    }
     extra = settings.get("additional_special_tokens")
     special_values += extra if isinstance(extra, list) else []
     added = read_settings(folder, "added_tokens.json")
@@ -42,26 +47,36 @@ def add_tokens(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) 
             added[name] = int(id) if id.isdecimal() else id
             special_values += [entry] if entry.get("special") else []
     if not all(type(id) is int and is_text(name) for name, id in added.items()):
-        raise ValueError(f"the added tokens of {folder} should map tokens to IDs: download its files again")
-    special = {name for value in special_values if (name := content(value))} or {"<|endoftext|>", "<unk>"}
+        raise ValueError(
+            f"the added tokens of {folder} should map tokens to IDs: download its files again"
+        )
+    special = {name for value in special_values if (name := content(value))} or {
+        "<|endoftext|>",
+        "<unk>",
+    }
     special_ids = {name: id for name in special if (id := tokenizer.token_to_id(name)) is not None}
     in_order = sorted((special_ids | added).items(), key=lambda item: item[1])
     # In one call: each call rebuilds the library's search structure.
     tokenizer.add_tokens(
-        [AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space) for name, _ in in_order]
+        [
+            AddedToken(name, special=name in special, normalized=False, lstrip=name in with_space)
+            for name, _ in in_order
+        ]
     )
     for name, expected in in_order:
         if tokenizer.token_to_id(name) != expected:
             raise ValueError(
-                f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the next ID"
+                f"{folder} gives the added token {brief(name)} the ID {expected}, which is not the"
+                " next ID"
             )
 
 
 def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
     """Add the special and added tokens that only tokenizer_config.json names, as transformers does.
 
-    A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has embeddings for them. The
-    properties in added_tokens_decoder, such as lstrip, take precedence over those in tokenizer.json.
+    A token of the vocabulary keeps its ID. Other tokens get the next IDs, if the model has
+    embeddings for them. The properties in added_tokens_decoder, such as lstrip, take precedence
+    over those in tokenizer.json.
     """
     added = tokenizer.get_added_tokens_decoder()
     present = {token.content: token for token in added.values()}
@@ -77,8 +92,9 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
                 continue
             if ids.get(name, next_id) != next_id:
                 warnings.warn(
-                    f"{folder}: the token {brief(name)} is not added, because tokenizer_config.json gives it the ID "
-                    f"{ids[name]}, which is not the next ID of the tokenizer, {next_id}: correct the file",
+                    f"{folder}: the token {brief(name)} is not added, because tokenizer_config.json"
+                    f" gives it the ID {ids[name]}, which is not the next ID of the tokenizer,"
+                    f" {next_id}: correct the file",
                     stacklevel=2,
                 )
                 continue
@@ -87,12 +103,16 @@ def complete(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) ->
     tokenizer.add_tokens(tokens)  # in one call: each call rebuilds the library's search structure
 
 
-def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, AddedToken], dict[str, int]]:
+def declared_tokens(
+    folder: Path, settings: Mapping[str, Any]
+) -> tuple[dict[str, AddedToken], dict[str, int]]:
     """The added tokens of tokenizer_config.json by their text, and the IDs that it gives them."""
     tokens, ids = {}, {}
     decoder = settings.get("added_tokens_decoder")
     entries = [
-        (int(id), entry) for id, entry in (decoder if isinstance(decoder, dict) else {}).items() if id.isdecimal()
+        (int(id), entry)
+        for id, entry in (decoder if isinstance(decoder, dict) else {}).items()
+        if id.isdecimal()
     ]
     if decoder is None:
         added = read_settings(folder, "added_tokens.json")
@@ -103,11 +123,21 @@ def declared_tokens(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str
     values = [value for key, value in settings.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         extra = settings.get(key)
-        values += extra if isinstance(extra, list) else [*extra.values()] if isinstance(extra, dict) else []
+        values += (
+            extra
+            if isinstance(extra, list)
+            else [*extra.values()]
+            if isinstance(extra, dict)
+            else []
+        )
     for value in values:
         if name := content(value):
-            tokens.setdefault(name, added_token({**(value if isinstance(value, dict) else {}), "content": name,
-                                                 "special": True}))  # fmt: skip
+            tokens.setdefault(
+                name,
+                added_token(
+                    {**(value if isinstance(value, dict) else {}), "content": name, "special": True}
+                ),
+            )
     return tokens, ids
 
 
@@ -115,7 +145,9 @@ def added_token(entry: Mapping[str, Any]) -> AddedToken:
     """A token with the properties of its entry in the Hub's JSON."""
     names = ("single_word", "lstrip", "rstrip", "normalized", "special")
     properties = {name: entry[name] for name in names if isinstance(entry.get(name), bool)}
-    return AddedToken(entry["content"], **{"normalized": not properties.get("special", False), **properties})
+    return AddedToken(
+        entry["content"], **{"normalized": not properties.get("special", False), **properties}
+    )
 
 
 def model_vocabulary(folder: Path) -> int | None:
@@ -127,7 +159,9 @@ def model_vocabulary(folder: Path) -> int | None:
 
 
 def content(token: Any) -> str | None:
-    """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if invalid."""
+    """The text of a token in the Hub's JSON, which is a string or an object with `content`; None if
+    invalid.
+    """
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and is_text(text) else None
 
@@ -153,7 +187,9 @@ def surround(tokenizer: Tokenizer, settings: Mapping[str, Any], convention: Conv
         tokenizer.post_processor = processors.TemplateProcessing(
             single=list(filter(None, single)),
             pair=list(filter(None, single + second)),
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(around.values())],
+            special_tokens=[
+                (token, tokenizer.token_to_id(token)) for token in set(around.values())
+            ],
         )
 
 

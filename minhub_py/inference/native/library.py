@@ -15,26 +15,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}  # uint8: nf4
+# uint8: nf4
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 4}
 MXFP4 = 5
-BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "IQ4_NL": 11, "MXFP4": 12,
-          "Q2_K": 14, "Q3_K": 15, "Q4_K": 16, "Q5_K": 17, "Q6_K": 18, "IQ4_XS": 19}  # fmt: skip
+BLOCKS = {
+    "Q8_0": 6,
+    "Q4_0": 7,
+    "Q4_1": 8,
+    "Q5_0": 9,
+    "Q5_1": 10,
+    "IQ4_NL": 11,
+    "MXFP4": 12,
+    "Q2_K": 14,
+    "Q3_K": 15,
+    "Q4_K": 16,
+    "Q5_K": 17,
+    "Q6_K": 18,
+    "IQ4_XS": 19,
+}
 ACTIVATIONS = {
-    "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
-}  # fmt: skip
-KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
-         "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,
-         "positions": 15, "delta_rule": 16, "cross_attend": 17, "encoder_cache": 18, "types": 19, "store": 20,
-         "hidden_states": 21, "short_convolution": 22,
-         "norm_values": 23, "layer_inputs": 24, "gate_input": 25, "scale": 26, "join": 27,
-         "prediction_inputs": 28}  # fmt: skip
+    "gelu": 1,
+    "gelu_new": 2,
+    "gelu_pytorch_tanh": 2,
+    "gelu_fast": 2,
+    "relu": 3,
+    "silu": 4,
+    "swish": 4,
+    "tanh": 5,
+}
+KINDS = {
+    "embed": 0,
+    "norm": 1,
+    "linear": 2,
+    "add": 3,
+    "attend": 4,
+    "lstm": 5,
+    "logits": 6,
+    "rms_norm": 7,
+    "rotate": 8,
+    "gate": 9,
+    "save": 10,
+    "copy": 11,
+    "route": 12,
+    "experts": 13,
+    "combine": 14,
+    "positions": 15,
+    "delta_rule": 16,
+    "cross_attend": 17,
+    "encoder_cache": 18,
+    "types": 19,
+    "store": 20,
+    "hidden_states": 21,
+    "short_convolution": 22,
+    "norm_values": 23,
+    "layer_inputs": 24,
+    "gate_input": 25,
+    "scale": 26,
+    "join": 27,
+    "prediction_inputs": 28,
+}
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
 NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS, REPLACES = 4, 8, 2, 4, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
-MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
+# selected experts of all tokens of a call; experts of a layer
+MAX_CHOICES, MAX_EXPERTS = 2048, 1024
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
-QUERIES, PANEL = 6, 1 << 15  # tokens that attend together; weights that are unpacked together, in floats
+# tokens that attend together; weights that are unpacked together, in floats
+QUERIES, PANEL = 6, 1 << 15
 
 
 class UnsupportedError(Exception):
@@ -61,10 +109,16 @@ def pointers(tensors: Sequence[Tensor]) -> Any:
 
 class Matrix(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
-        ("stride", ctypes.c_int64), ("dtype", ctypes.c_int32), ("transposed", ctypes.c_int32),
-        ("int8_inputs", ctypes.c_int32), ("by_columns", ctypes.c_int32),
-    ]  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("transposed", ctypes.c_int32),
+        ("int8_inputs", ctypes.c_int32),
+        ("by_columns", ctypes.c_int32),
+    ]
 
 
 def parameters(**fields: Any) -> type[ctypes.Structure]:
@@ -77,38 +131,71 @@ EmbedParameters = parameters(scale=float32)
 NormParameters = parameters(epsilon=float32, scale=float32)
 RotateParameters = parameters(
     heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
-)  # fmt: skip
+)
 AttendParameters = parameters(
-    heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
-)  # fmt: skip
+    heads=int32,
+    kv_heads=int32,
+    head_size=int32,
+    gate=int32,
+    reach=int32,
+    scale=float32,
+    cap=float32,
+    window=int64,
+)
 GateParameters = parameters(width=int32, sigmoid=int32)
 RouteParameters = parameters(
-    top=int32, normalize=int32, sigmoid=int32, factor=float32, epsilon=float32, norm=ctypes.c_void_p,
+    top=int32,
+    normalize=int32,
+    sigmoid=int32,
+    factor=float32,
+    epsilon=float32,
+    norm=ctypes.c_void_p,
     factors=ctypes.c_void_p,
-)  # fmt: skip
+)
 ExpertsParameters = parameters(
-    data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32
-)  # fmt: skip
+    data=ctypes.c_void_p,
+    scales=ctypes.c_void_p,
+    experts=int32,
+    matrices=int32,
+    alpha=float32,
+    limit=float32,
+)
 DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
-InputsParameters = parameters(size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32)
+InputsParameters = parameters(
+    size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32
+)
 LogitsParameters = parameters(scale=float32, cap=float32)
 
 
 class Parameters(ctypes.Union):
     _fields_ = [
-        ("embed", EmbedParameters), ("norm", NormParameters), ("rotate", RotateParameters),
-        ("attend", AttendParameters), ("gate", GateParameters), ("route", RouteParameters),
-        ("experts", ExpertsParameters), ("delta_rule", DeltaRuleParameters),
-        ("inputs", InputsParameters), ("logits", LogitsParameters),
-    ]  # fmt: skip
+        ("embed", EmbedParameters),
+        ("norm", NormParameters),
+        ("rotate", RotateParameters),
+        ("attend", AttendParameters),
+        ("gate", GateParameters),
+        ("route", RouteParameters),
+        ("experts", ExpertsParameters),
+        ("delta_rule", DeltaRuleParameters),
+        ("inputs", InputsParameters),
+        ("logits", LogitsParameters),
+    ]
 
 
 class Operation(ctypes.Structure):
     _anonymous_ = ("parameters",)
     _fields_ = [
-        ("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("weight", Matrix),
-        ("second", Matrix), ("low_a", Matrix), ("low_b", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
-    ]  # fmt: skip
+        ("kind", int32),
+        ("activation", int32),
+        ("layer", int32),
+        ("flags", int32),
+        ("weight", Matrix),
+        ("second", Matrix),
+        ("low_a", Matrix),
+        ("low_b", Matrix),
+        ("bias", ctypes.c_void_p),
+        ("parameters", Parameters),
+    ]
 
 
 class Call(ctypes.Structure):
@@ -147,7 +234,9 @@ def opened() -> tuple[Any, str]:
 
 
 def load(path: Path) -> Any:
-    """A library before it chooses its kernels. UnsupportedError: it does not load, or has another version."""
+    """A library before it chooses its kernels. UnsupportedError: it does not load, or has another
+    version.
+    """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
@@ -160,7 +249,16 @@ def load(path: Path) -> Any:
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
     library.decode.restype = None
-    library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
+    library.pack_nf4.argtypes = [
+        pointer,
+        number,
+        number,
+        pointer,
+        number,
+        pointer,
+        pointer,
+        pointer,
+    ]
     library.pack_nf4.restype = None
     return library
 
@@ -177,7 +275,8 @@ def kernels() -> str:
 
 
 def measured() -> str:
-    """What a benchmark measures on the CPU: the decoder's kernels, or PyTorch if the user has disabled the decoder.
+    """What a benchmark measures on the CPU: the decoder's kernels, or PyTorch if the user has
+    disabled the decoder.
 
     ValueError: the decoder is missing, so that PyTorch would be measured unnoticed.
     """
@@ -187,6 +286,6 @@ def measured() -> str:
     if os.environ.get("MINHUB_NO_DECODER"):
         return "PyTorch without the decoder in C"
     raise ValueError(
-        f"the decoder in C is {detail}, so this would measure PyTorch: install the package again with a C compiler, or "
-        "set MINHUB_NO_DECODER=1 to measure PyTorch"
+        f"the decoder in C is {detail}, so this would measure PyTorch: install the package again"
+        " with a C compiler, or set MINHUB_NO_DECODER=1 to measure PyTorch"
     )

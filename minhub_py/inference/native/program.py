@@ -1,10 +1,11 @@
 """From a model's `steps` to the operations of the C decoder, with pointers to the weights.
 
-Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The computation is in
-float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks of 256 quantize activations
-(quantize.py). Products with bfloat16 weights (except experts), keys and values round activations to bfloat16 on
-processors with AVX-512 BF16. With other 16-bit weights, logits equal the logits of a float32 model with the same
-weights, except that the KV cache rounds keys and values to 16 bits.
+Weights remain where PyTorch stores them, in float32, in 16 bits or quantized (quantize.py). The
+computation is in float32, with two exceptions. Products with int8 and nf4 weights and GGUF's blocks
+of 256 quantize activations (quantize.py). Products with bfloat16 weights (except experts), keys and
+values round activations to bfloat16 on processors with AVX-512 BF16. With other 16-bit weights,
+logits equal the logits of a float32 model with the same weights, except that the KV cache rounds
+keys and values to 16 bits.
 """
 
 import math
@@ -48,7 +49,13 @@ from minhub_py.inference.native.library import (
 from minhub_py.inference.native.weights import FLOATS, Weights, check_memory, rounded
 from minhub_py.inference.quantize import Quantized
 from minhub_py.models.experts import ExpertWeights
-from minhub_py.models.layers import ALiBi, HeadLayerNorm, RMSNorm, distance_buckets, sinusoidal_positions
+from minhub_py.models.layers import (
+    ALiBi,
+    HeadLayerNorm,
+    RMSNorm,
+    distance_buckets,
+    sinusoidal_positions,
+)
 from minhub_py.models.lora import LoRALinear
 from minhub_py.models.rotary import Rope
 from minhub_py.models.steps import (
@@ -87,11 +94,12 @@ RANK_UNIT = 16  # the rank of an adapter's factors is padded with zeros to a mul
 
 
 class Program(Weights):
-    """Translates steps. UnsupportedError: an operation, activation or memory layout without a C implementation.
+    """Translates steps. UnsupportedError: an operation, activation or memory layout without a C
+    implementation.
 
-    width: the largest number of values of a token.    angles: rotation table of each Rope, a row per position.
-    ropes: of each rotation, before the choice by the size of the cache.    text_head_size: largest head of
-    bidirectional attention.    channels: of the embeddings.
+    width: the largest number of values of a token.    angles: rotation table of each Rope, a row
+    per position. ropes: of each rotation, before the choice by the size of the cache.
+    text_head_size: largest head of bidirectional attention.    channels: of the embeddings.
     """
 
     def __init__(self, by_columns: bool = False) -> None:
@@ -125,7 +133,9 @@ class Program(Weights):
         return operation
 
     def add_positions(self, step: AddPositions) -> Operation:
-        return Operation(kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :]))
+        return Operation(
+            kind=KINDS["positions"], weight=self.matrix(step.positions.weight[step.first :])
+        )
 
     def add_sinusoids(self, step: AddSinusoids) -> Operation:
         positions = torch.arange(step.first, step.first + step.count, device=CPU)
@@ -137,9 +147,11 @@ class Program(Weights):
 
     def prediction_inputs(self, step: PredictionInputs) -> Operation:
         operation = Operation(
-            kind=KINDS["prediction_inputs"], weight=self.matrix(step.tokens), second=self.factor(step.token_norm),
+            kind=KINDS["prediction_inputs"],
+            weight=self.matrix(step.tokens),
+            second=self.factor(step.token_norm),
             bias=self.factor(step.hidden_norm).data,
-        )  # fmt: skip
+        )
         operation.norm.epsilon = step.token_norm.eps
         self.width = max(self.width, 2 * operation.weight.columns)
         return operation
@@ -167,7 +179,9 @@ class Program(Weights):
             kind, weight, bias = KINDS["rms_norm"], self.factor(layer), None
         else:
             shape = layer.normalized_shape
-            weight = self.vector(torch.ones(shape, device=CPU) if layer.weight is None else layer.weight)
+            weight = self.vector(
+                torch.ones(shape, device=CPU) if layer.weight is None else layer.weight
+            )
             bias = self.floats(torch.zeros(shape, device=CPU) if layer.bias is None else layer.bias)
             kind = KINDS["norm"]
         flags = FROM_SAVED * step.saved | TO_STREAM * step.to_residual
@@ -199,36 +213,54 @@ class Program(Weights):
         for size in (0, math.inf):  # the smallest and the largest cache
             self.angles.setdefault(rope.sized(size), torch.empty(0, device=CPU))
         size = self.head_size(step)
-        flags = JOINT_NORM * step.all_heads | INTERLEAVED * step.interleaved | NORM_LAST * step.norms_last
+        flags = (
+            JOINT_NORM * step.all_heads
+            | INTERLEAVED * step.interleaved
+            | NORM_LAST * step.norms_last
+        )
         flags |= LAYER_NORM * isinstance(step.q_norm, HeadLayerNorm)
         operation = Operation(kind=KINDS["rotate"], flags=flags, layer=self.ropes.index(rope))
         operation.rotate = RotateParameters(
-            heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size,
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            gate=step.gate * size,
             rotated=2 * len(rope.frequencies),
-        )  # fmt: skip
+        )
         if step.q_norm is not None:
-            operation.weight, operation.rotate.epsilon = self.head_factor(step.q_norm), step.q_norm.eps
+            operation.weight, operation.rotate.epsilon = (
+                self.head_factor(step.q_norm),
+                step.q_norm.eps,
+            )
         if step.k_norm is not None:
             operation.second = self.head_factor(step.k_norm)
         return operation
 
     def norm_values(self, step: NormValues) -> Operation:
         size = self.head_size(step)
-        operation = Operation(kind=KINDS["norm_values"], weight=self.vector(torch.ones(size, device=CPU)))
-        operation.rotate = RotateParameters(heads=step.heads, kv_heads=step.kv_heads, head_size=size, epsilon=step.eps)
+        operation = Operation(
+            kind=KINDS["norm_values"], weight=self.vector(torch.ones(size, device=CPU))
+        )
+        operation.rotate = RotateParameters(
+            heads=step.heads, kv_heads=step.kv_heads, head_size=size, epsilon=step.eps
+        )
         return operation
 
     def update_angles(self, count: int, operations: Iterable[Operation], size: int = 0) -> None:
-        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then for k.
+        """Extend the rotation tables to `count` positions: a row each, cosine and sine for q, then
+        for k.
 
         size: the number of positions for which the cache has room.
         """
         current = min(table.size(0) for table in self.angles.values())
         if count > current:
             for rope in self.angles:
-                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))  # (positions, R/2)
+                # (positions, R/2)
+                cos, sin, growth = rope(torch.arange(max(count, 2 * current), device=CPU))
                 factor = 1.0 if growth is None else growth.unsqueeze(1)
-                self.angles[rope] = torch.cat((cos * factor, sin * factor, cos, sin), dim=1).contiguous()
+                self.angles[rope] = torch.cat(
+                    (cos * factor, sin * factor, cos, sin), dim=1
+                ).contiguous()
         elif len(self.angles) == len(self.ropes):  # the tables do not depend on the size
             return
         pointers = [self.angles[rope.sized(size)].data_ptr() for rope in self.ropes]
@@ -240,19 +272,30 @@ class Program(Weights):
         """Scores and softmax are always in float32, so `upcast` has no effect."""
         size = self.head_size(step)
         operation = Operation(
-            kind=KINDS["attend"], flags=0 if step.causal else BIDIRECTIONAL, bias=self.floats(step.sinks),
+            kind=KINDS["attend"],
+            flags=0 if step.causal else BIDIRECTIONAL,
+            bias=self.floats(step.sinks),
             layer=self.layers,
-        )  # fmt: skip
+        )
         operation.attend = AttendParameters(
-            heads=step.heads, kv_heads=step.kv_heads, head_size=size, gate=step.gate * size, scale=step.scale,
-            cap=step.softcap or 0, window=step.window or 0,
-        )  # fmt: skip
+            heads=step.heads,
+            kv_heads=step.kv_heads,
+            head_size=size,
+            gate=step.gate * size,
+            scale=step.scale,
+            cap=step.softcap or 0,
+            window=step.window or 0,
+        )
         if isinstance(step.bias, ALiBi):
-            operation.second, operation.flags = self.vector(torch.tensor(step.bias.slopes, device=CPU)), ALIBI
+            operation.second, operation.flags = (
+                self.vector(torch.tensor(step.bias.slopes, device=CPU)),
+                ALIBI,
+            )
         elif step.bias is not None:
             weight, reach = step.bias.weight, step.bias.max_distance
             check_memory(weight)
-            distances = torch.arange(-reach, reach + 1, device=CPU)  # larger distances equal the largest
+            # larger distances equal the largest
+            distances = torch.arange(-reach, reach + 1, device=CPU)
             buckets = distance_buckets(distances, weight.size(0), reach, step.bias.bidirectional)
             operation.second, operation.attend.reach = self.vector(weight[buckets].t()), reach
         if step.source is not None:
@@ -267,7 +310,10 @@ class Program(Weights):
         self.layers += 1
         operation = Operation(kind=KINDS["cross_attend"], layer=self.layers - 1)
         operation.attend = AttendParameters(
-            heads=step.heads, kv_heads=step.heads, head_size=self.outputs // step.heads, scale=step.scale
+            heads=step.heads,
+            kv_heads=step.heads,
+            head_size=self.outputs // step.heads,
+            scale=step.scale,
         )
         return operation
 
@@ -275,8 +321,12 @@ class Program(Weights):
         keys, values = map(self.matrix, step.layers)
         self.layers += 1
         self.width = max(self.width, keys.rows)
-        operation = Operation(kind=KINDS["encoder_cache"], layer=self.layers - 1, weight=keys, second=values)
-        operation.attend = AttendParameters(heads=step.heads, kv_heads=step.heads, head_size=keys.rows // step.heads)
+        operation = Operation(
+            kind=KINDS["encoder_cache"], layer=self.layers - 1, weight=keys, second=values
+        )
+        operation.attend = AttendParameters(
+            heads=step.heads, kv_heads=step.heads, head_size=keys.rows // step.heads
+        )
         return operation
 
     def delta_rule(self, step: DeltaRule) -> Operation:
@@ -287,13 +337,19 @@ class Program(Weights):
         taps.rows, taps.columns = step.conv.weight.size(2), channels
         decay = torch.cat((-step.decay.float().exp(), step.bias.float()))
         operation = Operation(
-            kind=KINDS["delta_rule"], weight=taps, second=self.vector(step.norm.weight),
-            activation=code_of(step.activation), bias=self.floats(decay), layer=self.layers - 1,
-        )  # fmt: skip
+            kind=KINDS["delta_rule"],
+            weight=taps,
+            second=self.vector(step.norm.weight),
+            activation=code_of(step.activation),
+            bias=self.floats(decay),
+            layer=self.layers - 1,
+        )
         operation.delta_rule = DeltaRuleParameters(
-            heads=step.heads, key_heads=step.key_heads,
-            key_size=(channels - step.heads * size) // (2 * step.key_heads), epsilon=step.norm.eps,
-        )  # fmt: skip
+            heads=step.heads,
+            key_heads=step.key_heads,
+            key_size=(channels - step.heads * size) // (2 * step.key_heads),
+            epsilon=step.norm.eps,
+        )
         return operation
 
     def short_convolution(self, step: ShortConvolution) -> Operation:
@@ -301,7 +357,10 @@ class Program(Weights):
         taps = self.vector(step.conv.weight.squeeze(1).t())
         taps.rows, taps.columns = step.conv.weight.size(2), len(step.conv.weight)
         return Operation(
-            kind=KINDS["short_convolution"], weight=taps, bias=self.floats(step.conv.bias), layer=self.layers - 1
+            kind=KINDS["short_convolution"],
+            weight=taps,
+            bias=self.floats(step.conv.bias),
+            layer=self.layers - 1,
         )
 
     def gate(self, step: Gate) -> Operation:
@@ -319,21 +378,30 @@ class Program(Weights):
 
     def layer_inputs(self, step: LayerInputs) -> Operation:
         operation = Operation(
-            kind=KINDS["layer_inputs"], weight=self.matrix(step.tokens), second=self.factor(step.norm)
+            kind=KINDS["layer_inputs"],
+            weight=self.matrix(step.tokens),
+            second=self.factor(step.norm),
         )
         operation.inputs = InputsParameters(
-            size=step.norm.weight.numel(), scale=step.scale, row_scale=rounded(step.tokens_scale, step.tokens),
-            factor=step.factor, epsilon=step.norm.eps,
-        )  # fmt: skip
+            size=step.norm.weight.numel(),
+            scale=step.scale,
+            row_scale=rounded(step.tokens_scale, step.tokens),
+            factor=step.factor,
+            epsilon=step.norm.eps,
+        )
         return operation
 
     def gate_layer_input(self, step: GateLayerInput) -> Operation:
-        operation = Operation(kind=KINDS["gate_input"], activation=code_of(step.activation), layer=step.layer)
+        operation = Operation(
+            kind=KINDS["gate_input"], activation=code_of(step.activation), layer=step.layer
+        )
         operation.inputs = InputsParameters(size=step.size)
         return operation
 
     def scale_residual(self, step: ScaleResidual) -> Operation:
-        return Operation(kind=KINDS["scale"], weight=Matrix(columns=self.channels), bias=self.floats(step.factor))
+        return Operation(
+            kind=KINDS["scale"], weight=Matrix(columns=self.channels), bias=self.floats(step.factor)
+        )
 
     def experts(self, step: Experts) -> list[Operation]:
         routing = step.routing
@@ -345,7 +413,10 @@ class Program(Weights):
         if router.weight.rows > MAX_EXPERTS:
             raise UnsupportedError(f"{router.weight.rows} experts")
         router.route = RouteParameters(
-            top=routing.top, normalize=routing.normalize, sigmoid=routing.sigmoid, factor=routing.factor
+            top=routing.top,
+            normalize=routing.normalize,
+            sigmoid=routing.sigmoid,
+            factor=routing.factor,
         )
         if step.choice_bias is not None:
             router.second = self.vector(step.choice_bias)
@@ -353,33 +424,50 @@ class Program(Weights):
         if step.router_norm is not None:
             norm = step.router_norm
             router.route.epsilon = norm.eps
-            router.route.norm = self.floats((norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5)
+            router.route.norm = self.floats(
+                (norm.weight.float() + norm.offset) * norm.weight.numel() ** -0.5
+            )
         first = self.expert_weights(KINDS["experts"], step.gate_up, step.gate_up_bias)
         second = self.expert_weights(KINDS["combine"], [step.down], step.down_bias)
         first.activation, second.flags = code_of(step.activation), REPLACES * step.replaces
         first.experts.alpha, first.experts.limit = step.alpha, step.limit
-        # The inputs and outputs of all selected experts use the buffers of the tokens; codes are padded.
+        # The inputs and outputs of all selected experts use the buffers of the tokens; codes are
+        # padded.
         columns = max(first.weight.columns, second.weight.columns)
         self.width = max(self.width, router.weight.rows, routing.top * -(-columns // 128) * 128)
         return [router, first, second]
 
-    def expert_weights(self, kind: int, weights: Sequence[ExpertWeights], biases: Tensor | None) -> Operation:
-        """The matrices of experts, one or two of the same shape and format, with pointers to each expert's part."""
+    def expert_weights(
+        self, kind: int, weights: Sequence[ExpertWeights], biases: Tensor | None
+    ) -> Operation:
+        """The matrices of experts, one or two of the same shape and format, with pointers to each
+        expert's part.
+        """
         matrices, tables = zip(*map(self.expert_pointers, weights), strict=True)
         if any(bytes(matrix) != bytes(matrices[0]) for matrix in matrices):
             raise UnsupportedError("experts whose gate and up have different formats")
         experts = len(tables[0][0])
-        data, scales = ([pointer for table in tables for pointer in table[part]] for part in range(2))
+        data, scales = (
+            [pointer for table in tables for pointer in table[part]] for part in range(2)
+        )
         operation = Operation(kind=kind, weight=matrices[0])
         operation.experts = ExpertsParameters(
-            data=self.pointers(data), scales=self.pointers(scales) if scales else None, experts=experts,
+            data=self.pointers(data),
+            scales=self.pointers(scales) if scales else None,
+            experts=experts,
             matrices=len(weights),
-        )  # fmt: skip
+        )
         if biases is not None:
             bias = self.contiguous(biases, *FLOATS)
             rows = operation.weight.rows
             operation.second = Matrix(
-                bias.data_ptr(), None, experts, rows, rows * bias.element_size(), DTYPES[bias.dtype], 0
+                bias.data_ptr(),
+                None,
+                experts,
+                rows,
+                rows * bias.element_size(),
+                DTYPES[bias.dtype],
+                0,
             )
         return operation
 
@@ -387,11 +475,16 @@ class Program(Weights):
         operations = []
         for _ in range(step.layer.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            weight_ih, weight_hh, *biases = (getattr(step.layer, f"{name}_l{self.layers}") for name in names)
+            weight_ih, weight_hh, *biases = (
+                getattr(step.layer, f"{name}_l{self.layers}") for name in names
+            )
             operation = Operation(
-                kind=KINDS["lstm"], weight=self.matrix(weight_ih), second=self.matrix(weight_hh),
-                bias=self.floats(biases[0].float() + biases[1].float()), layer=self.layers,
-            )  # fmt: skip
+                kind=KINDS["lstm"],
+                weight=self.matrix(weight_ih),
+                second=self.matrix(weight_hh),
+                bias=self.floats(biases[0].float() + biases[1].float()),
+                layer=self.layers,
+            )
             self.width = max(self.width, operation.weight.rows)
             self.layers += 1
             operations.append(operation)
@@ -400,7 +493,8 @@ class Program(Weights):
     def logits(self, step: Logits) -> Operation:
         operation = self.product(KINDS["logits"], step.layer, step.bias)
         operation.logits = LogitsParameters(scale=step.scale, cap=step.softcap or 0)
-        operation.weight.int8_inputs = 0  # rounding matters most in the last product (benchmarks/rounding.py)
+        # rounding matters most in the last product (benchmarks/rounding.py)
+        operation.weight.int8_inputs = 0
         return operation
 
     def product(self, kind: int, layer: Any, bias: Tensor | None) -> Operation:
@@ -412,7 +506,8 @@ class Program(Weights):
     def adapted_product(self, kind: int, layer: LoRALinear, bias: Tensor | None) -> Operation:
         """A product with the weight of a layer, and one with the factors of its adapter.
 
-        DoRA multiplies each output by a factor: the scales of quantized weights include it, other weights are merged.
+        DoRA multiplies each output by a factor: the scales of quantized weights include it, other
+        weights are merged.
         """
         factors, base = layer.factors, layer.base
         check_memory(factors.lora_A)
@@ -427,7 +522,8 @@ class Program(Weights):
         padding = -len(factors.lora_A) % RANK_UNIT
         operation.low_a = self.matrix(F.pad(factors.lora_A.detach().float(), (0, 0, 0, padding)))
         operation.low_b = self.matrix(F.pad(b, (0, padding)).contiguous())
-        # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes more at a time.
+        # The buffers of low-rank products have space for MAX_TOKENS tokens; `by_columns` computes
+        # more at a time.
         for matrix in (operation.weight, operation.low_a, operation.low_b):
             matrix.by_columns = 0
         return operation

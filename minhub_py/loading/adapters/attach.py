@@ -1,4 +1,6 @@
-"""A model with an adapter. It shares all other weights with its base, so that several adapters need little memory."""
+"""A model with an adapter. It shares all other weights with its base, so that several adapters need
+little memory.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -33,7 +35,10 @@ def attach(base: LanguageModel, adapter: Adapter) -> LanguageModel:
     ValueError: the base has an adapter already, or does not support an activated adapter.
     """
     if is_adapted(base):
-        raise ValueError("the model has an adapter already: attach further adapters to its base, model.adapter(None)")
+        raise ValueError(
+            "the model has an adapter already: attach further adapters to its base,"
+            " model.adapter(None)"
+        )
     model = copy_structure(base)
     placed = place(model, base, adapter)
     targets = targets_of(bare_model(model))
@@ -45,27 +50,42 @@ def attach(base: LanguageModel, adapter: Adapter) -> LanguageModel:
     for module, factors in adapter.factors.items():
         factors.to(device)
         for name, rows in targets[module].layers:
-            layer = LoRALinear((model if name in placed else base).get_submodule(name), factors, rows, model.invocation)
+            layer = LoRALinear(
+                (model if name in placed else base).get_submodule(name),
+                factors,
+                rows,
+                model.invocation,
+            )
             replace_module(model, name, layer.to(device))
     model._base, model.attached, model.adapters = (base,), adapter, {}
     return model.train(base.training)
 
 
-def invocation_tokens(base: LanguageModel, adapter: Adapter, targets: Mapping[str, Target]) -> tuple[int, ...]:
+def invocation_tokens(
+    base: LanguageModel, adapter: Adapter, targets: Mapping[str, Target]
+) -> tuple[int, ...]:
     """The token IDs that activate an adapter. ValueError: the model does not support them."""
     tokens = adapter.config.alora_invocation_tokens
     assert tokens is not None
     if base.encoder_only or base.encoder_decoder:
-        raise ValueError(f"{base.config.TITLE}: an activated adapter (alora_invocation_tokens) needs a decoder with a "
-                         "language model head")  # fmt: skip
+        raise ValueError(
+            f"{base.config.TITLE}: an activated adapter (alora_invocation_tokens) needs a decoder"
+            " with a language model head"
+        )
     if max(tokens) >= base.config.vocab_size:
-        raise ValueError(f"alora_invocation_tokens contains {max(tokens)}: token IDs must be below "
-                         f"{base.config.vocab_size}, so the adapter belongs to another model")  # fmt: skip
+        raise ValueError(
+            f"alora_invocation_tokens contains {max(tokens)}: token IDs must be below "
+            f"{base.config.vocab_size}, so the adapter belongs to another model"
+        )
     # The head computes only some tokens of a call, and the weight of a router is merged.
-    excluded = [module for module in adapter.factors if targets[module].is_head or targets[module].is_router]
+    excluded = [
+        module for module in adapter.factors if targets[module].is_head or targets[module].is_router
+    ]
     if excluded := [*excluded, *adapter.embeddings]:
-        raise ValueError("an activated adapter cannot change embeddings, the head or the routers of the model, "
-                         f"{brief(excluded)}: remove them from target_modules")  # fmt: skip
+        raise ValueError(
+            "an activated adapter cannot change embeddings, the head or the routers of the model, "
+            f"{brief(excluded)}: remove them from target_modules"
+        )
     return tokens
 
 
@@ -78,7 +98,8 @@ def copy_structure(module: Any, copies: dict[nn.Module, nn.Module] | None = None
         for name in ("_parameters", "_buffers"):
             new.__dict__[name] = dict(module.__dict__[name])
         new.__dict__["_modules"] = {
-            name: None if child is None else copy_structure(child, copies) for name, child in module._modules.items()
+            name: None if child is None else copy_structure(child, copies)
+            for name, child in module._modules.items()
         }
     return copies[module]
 
@@ -86,12 +107,18 @@ def copy_structure(module: Any, copies: dict[nn.Module, nn.Module] | None = None
 def copies_of(
     bare: LanguageModel, names: Collection[str], tensors: Mapping[str, Tensor] | BaseTensors
 ) -> dict[str, Tensor]:
-    """Some tensors of a model by Hub name. bare: the model without weights.    tensors: by native name."""
+    """Some tensors of a model by Hub name. bare: the model without weights.    tensors: by native
+    name.
+    """
     copies: dict[str, Tensor] = {}
     for conversion in conversions_of(bare):
         if not set(conversion.targets).isdisjoint(names):
             values = [tensors[name].detach() for name in conversion.sources]
-            copies |= zip(conversion.targets, conversion.operation.to_hub(values, *conversion.values), strict=True)
+            copies |= zip(
+                conversion.targets,
+                conversion.operation.to_hub(values, *conversion.values),
+                strict=True,
+            )
     return {name: tensor for name, tensor in copies.items() if name in names}
 
 
@@ -107,7 +134,9 @@ def parameters_of(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def new_adapter(base: LanguageModel, config: AdapterConfig, seed: int) -> Adapter:
-    """A new adapter that leaves the model unchanged. ValueError: the settings select no linear layer."""
+    """A new adapter that leaves the model unchanged. ValueError: the settings select no linear
+    layer.
+    """
     model_type = base.config.to_hub()["model_type"]
     generator = torch.Generator().manual_seed(seed)
     model_config, ties = view_config(base, config)
@@ -126,15 +155,27 @@ def new_adapter(base: LanguageModel, config: AdapterConfig, seed: int) -> Adapte
         magnitude = norms(tensors, targets[module]) if config.use_dora else None
         factors = adapter.embeddings if targets[module].is_embedding else adapter.factors
         factors[module] = new_factors(
-            columns, rows, config.rank(module), config.scale(module), generator, config.lora_dropout, magnitude
+            columns,
+            rows,
+            config.rank(module),
+            config.scale(module),
+            generator,
+            config.lora_dropout,
+            magnitude,
         )
     return adapter
 
 
 def short_names(selected: Sequence[str], targets: Iterable[str]) -> tuple[str, ...]:
-    """Names for target_modules: the last parts of the names, or full names if these also match other modules."""
+    """Names for target_modules: the last parts of the names, or full names if these also match
+    other modules.
+    """
     ends = tuple(sorted({name.rpartition(".")[2] for name in selected}))
-    return ends if [name for name in targets if matches(ends, name)] == list(selected) else tuple(sorted(selected))
+    return (
+        ends
+        if [name for name in targets if matches(ends, name)] == list(selected)
+        else tuple(sorted(selected))
+    )
 
 
 @torch.no_grad()
@@ -151,10 +192,12 @@ def norms(tensors: BaseTensors, target: Target) -> Tensor:
 
 
 def save_adapter(model: LanguageModel, folder: str | Path) -> None:
-    """Save the adapter of a model in PEFT's format: adapter_config.json and adapter_model.safetensors.
+    """Save the adapter of a model in PEFT's format: adapter_config.json and
+    adapter_model.safetensors.
 
     Args:
-        model: A model with an adapter, from `from_pretrained(…, adapter=…)`, `model.adapter(…)` or `train(…, lora=…)`.
+        model: A model with an adapter, from `from_pretrained(…, adapter=…)`, `model.adapter(…)` or
+            `train(…, lora=…)`.
         folder: The folder to write to. It is created if it does not exist.
 
     Raises:
@@ -169,12 +212,19 @@ def save_adapter(model: LanguageModel, folder: str | Path) -> None:
     targets = targets_of(bare)
     # Trained values; a model in another dtype has rounded copies.
     trained = copies_of(bare, adapter.saved.keys(), parameters_of(model))
-    same = {name: trained[name] for name, old in adapter.saved.items()
-            if name in trained and trained[name].dtype == old.dtype}  # fmt: skip
-    same |= {head: same[embedding] for head, embedding in adapter.ties.items()
-             if head in adapter.saved and head not in trained and embedding in same}  # fmt: skip
+    same = {
+        name: trained[name]
+        for name, old in adapter.saved.items()
+        if name in trained and trained[name].dtype == old.dtype
+    }
+    same |= {
+        head: same[embedding]
+        for head, embedding in adapter.ties.items()
+        if head in adapter.saved and head not in trained and embedding in same
+    }
     write_adapter(
-        Path(folder), replace(adapter, saved=adapter.saved | same),
+        Path(folder),
+        replace(adapter, saved=adapter.saved | same),
         transposed=any(targets[name].transposed for name in adapter.factors),
         labels=labels_of(model) if adapter.config.task_type == SEQUENCE_TASK else None,
-    )  # fmt: skip
+    )

@@ -10,20 +10,33 @@ from typing import Any
 
 from minhub_py.loading.adapters.patterns import full_match, parse
 
-# Settings without an effect on the result of a saved adapter. fan_in_fan_out describes the base's memory layout.
+# Settings without an effect on the result of a saved adapter. fan_in_fan_out describes the base's
+# memory layout.
 NO_EFFECT = frozenset(
     """arrow_config auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out
     inference_mode init_lora_weights loftq_config lora_ga_config megatron_config megatron_core monteclora_config
     peft_type peft_version qalora_group_size revision runtime_config task_type velora_config""".split()
 )
-# These methods of initialization leave the base unchanged; others, such as pissa, need another base.
+# These methods of initialization leave the base unchanged; others, such as pissa, need another
+# base.
 INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 # PEFT's targets if target_modules is absent, by model_type.
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
     "gpt_neox": ("query_key_value",),
     **dict.fromkeys(
-        ("gptj", "gpt_neo", "opt", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"),
+        (
+            "gptj",
+            "gpt_neo",
+            "opt",
+            "llama",
+            "mistral",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "qwen2",
+            "qwen3",
+        ),
         ("q_proj", "v_proj"),
     ),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
@@ -38,11 +51,11 @@ ALL_LINEAR = "all-linear"
 class AdapterConfig:
     """The settings of a LoRA adapter, by their names in adapter_config.json.
 
-    target_modules: names or endings of names; a text is a regular expression for the full name, or "all-linear".
-    None: PEFT's choice for the architecture.
-    ensure_weight_tying: trained copies of a tied embedding also apply to the head, and the reverse.
-    trainable_token_indices: token IDs whose rows of the embedding are trained, or such IDs by module.
-    alora_invocation_tokens: token IDs that activate the adapter (models/lora.py); None: it is always active.
+    target_modules: names or endings of names; a text is a regular expression for the full name, or
+    "all-linear". None: PEFT's choice for the architecture. ensure_weight_tying: trained copies of a
+    tied embedding also apply to the head, and the reverse. trainable_token_indices: token IDs whose
+    rows of the embedding are trained, or such IDs by module. alora_invocation_tokens: token IDs
+    that activate the adapter (models/lora.py); None: it is always active.
     """
 
     r: int = 8
@@ -68,12 +81,19 @@ class AdapterConfig:
     def __post_init__(self) -> None:
         for name in ("r", "lora_alpha"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or not math.isfinite(value):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or value <= 0
+                or not math.isfinite(value)
+            ):
                 raise ValueError(f"{name} must be a number above 0, not {value!r}")
         if not isinstance(self.r, int):
             raise ValueError(f"r must be an integer, not {self.r!r}")
         if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}")
+            raise ValueError(
+                f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout!r}"
+            )
         if self.bias not in ("none", "all", "lora_only"):
             raise ValueError(f"bias must be none, all or lora_only, not {self.bias!r}")
         self._check_patterns()
@@ -83,7 +103,9 @@ class AdapterConfig:
     def _check_patterns(self) -> None:
         """ValueError: a regular expression is invalid or not supported."""
         texts = [(name, getattr(self, name)) for name in ("target_modules", "exclude_modules")]
-        patterns = [(name, text) for name, text in texts if isinstance(text, str) and text != ALL_LINEAR]
+        patterns = [
+            (name, text) for name, text in texts if isinstance(text, str) and text != ALL_LINEAR
+        ]
         for name in ("rank_pattern", "alpha_pattern", "layers_pattern"):
             patterns += [(name, ending(pattern)) for pattern in getattr(self, name)]
         for name, pattern in patterns:
@@ -95,16 +117,30 @@ class AdapterConfig:
     def _check_activated(self) -> None:
         """ValueError: a setting that an activated adapter does not support."""
         tokens = self.alora_invocation_tokens
-        if not isinstance(tokens, tuple) or not tokens or not all(type(id) is int and id >= 0 for id in tokens):
-            raise ValueError(f"alora_invocation_tokens must be a list of token IDs, at least one, not {tokens!r}")
-        always = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices")
-                  if getattr(self, name)]  # fmt: skip
+        if (
+            not isinstance(tokens, tuple)
+            or not tokens
+            or not all(type(id) is int and id >= 0 for id in tokens)
+        ):
+            raise ValueError(
+                f"alora_invocation_tokens must be a list of token IDs, at least one, not {tokens!r}"
+            )
+        always = [
+            name
+            for name in ("use_dora", "modules_to_save", "trainable_token_indices")
+            if getattr(self, name)
+        ]
         always += ["bias"] * (self.bias != "none")
         if always:
-            raise ValueError(f"{', '.join(always)} cannot be combined with alora_invocation_tokens, which activates "
-                             "factors of LoRA only")  # fmt: skip
+            raise ValueError(
+                f"{', '.join(always)} cannot be combined with alora_invocation_tokens, which"
+                " activates factors of LoRA only"
+            )
         if self.task_type not in (None, "CAUSAL_LM"):
-            raise ValueError(f"alora_invocation_tokens is for language models, not for task_type {self.task_type}")
+            raise ValueError(
+                "alora_invocation_tokens is for language models, not for task_type"
+                f" {self.task_type}"
+            )
 
     def rank(self, module: str) -> int:
         """The rank of a module, by its Hub name."""
@@ -116,28 +152,50 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def to_json(self, transposed: bool) -> dict[str, Any]:
-        """The content of adapter_config.json.    transposed: the base stores its weights (in, out), as GPT-2."""
+        """The content of adapter_config.json.    transposed: the base stores its weights (in, out),
+        as GPT-2.
+        """
         targets, tokens = self.target_modules, self.alora_invocation_tokens
         indices = self.trainable_token_indices
         return {
-            "peft_type": "LORA", "auto_mapping": None, "inference_mode": True, "fan_in_fan_out": transposed,
-            "base_model_name_or_path": self.base_model_name_or_path, "revision": self.revision,
+            "peft_type": "LORA",
+            "auto_mapping": None,
+            "inference_mode": True,
+            "fan_in_fan_out": transposed,
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "revision": self.revision,
             # PEFT looks for the invocation with this task type only.
             "task_type": self.task_type if tokens is None else "CAUSAL_LM",
-            "r": self.r, "lora_alpha": self.lora_alpha, "lora_dropout": self.lora_dropout,
+            "r": self.r,
+            "lora_alpha": self.lora_alpha,
+            "lora_dropout": self.lora_dropout,
             "target_modules": list(targets) if isinstance(targets, tuple) else targets,
-            "exclude_modules": list(self.exclude_modules) if isinstance(self.exclude_modules, tuple)
-            else self.exclude_modules,
-            "modules_to_save": list(self.modules_to_save) or None, "bias": self.bias, "use_rslora": self.use_rslora,
-            "use_dora": self.use_dora, "init_lora_weights": True,
-            "layers_to_transform": None if self.layers_to_transform is None else list(self.layers_to_transform),
+            "exclude_modules": (
+                list(self.exclude_modules)
+                if isinstance(self.exclude_modules, tuple)
+                else self.exclude_modules
+            ),
+            "modules_to_save": list(self.modules_to_save) or None,
+            "bias": self.bias,
+            "use_rslora": self.use_rslora,
+            "use_dora": self.use_dora,
+            "init_lora_weights": True,
+            "layers_to_transform": (
+                None if self.layers_to_transform is None else list(self.layers_to_transform)
+            ),
             "layers_pattern": list(self.layers_pattern) or None,
-            "rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern),
+            "rank_pattern": dict(self.rank_pattern),
+            "alpha_pattern": dict(self.alpha_pattern),
             "alora_invocation_tokens": None if tokens is None else list(tokens),
             "ensure_weight_tying": self.ensure_weight_tying,
-            "trainable_token_indices": {name: list(ids) for name, ids in indices.items()}
-            if isinstance(indices, Mapping) else None if indices is None else list(indices),
-        }  # fmt: skip
+            "trainable_token_indices": (
+                {name: list(ids) for name, ids in indices.items()}
+                if isinstance(indices, Mapping)
+                else None
+                if indices is None
+                else list(indices)
+            ),
+        }
 
 
 def ending(pattern: str) -> str:
@@ -154,21 +212,34 @@ def pattern_value(patterns: Mapping[str, float], module: str, default: float) ->
 
 
 def read_config(values: Mapping[str, Any], source: str) -> AdapterConfig:
-    """The settings in adapter_config.json. ValueError: a setting is not supported; the message names it."""
+    """The settings in adapter_config.json. ValueError: a setting is not supported; the message
+    names it.
+    """
     kind = values.get("peft_type")
     if kind != "LORA":
-        raise ValueError(f"{source}: peft_type is {kind!r}; only LORA adapters are supported, which include DoRA")
+        raise ValueError(
+            f"{source}: peft_type is {kind!r}; only LORA adapters are supported, which include DoRA"
+        )
     if values.get("init_lora_weights") not in INITIALIZATIONS:
         raise ValueError(
-            f"{source}: init_lora_weights is {values['init_lora_weights']!r}, whose adapter does not fit the unchanged "
-            "base: convert it with PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…)"
+            f"{source}: init_lora_weights is {values['init_lora_weights']!r}, whose adapter does"
+            " not fit the unchanged base: convert it with PEFT's save_pretrained(…,"
+            " path_initial_model_for_weight_conversion=…)"
         )
     names = AdapterConfig.__dataclass_fields__
-    if unsupported := sorted(name for name, value in values.items() if name not in NO_EFFECT | names.keys() and value):
-        raise ValueError(f"{source}: {', '.join(unsupported)} is not supported: retrain the adapter without it")
-    settings = {name: value for name, value in values.items() if name in names and value is not None}
+    if unsupported := sorted(
+        name for name, value in values.items() if name not in NO_EFFECT | names.keys() and value
+    ):
+        raise ValueError(
+            f"{source}: {', '.join(unsupported)} is not supported: retrain the adapter without it"
+        )
+    settings = {
+        name: value for name, value in values.items() if name in names and value is not None
+    }
     try:
-        return replace(AdapterConfig(), **{name: tuple_of(name, value) for name, value in settings.items()})
+        return replace(
+            AdapterConfig(), **{name: tuple_of(name, value) for name, value in settings.items()}
+        )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from error
 
@@ -187,7 +258,13 @@ def tuple_of(name: str, value: Any) -> Any:
         return token_indices(value)
     if name == "alora_invocation_tokens":
         return tuple(value) if isinstance(value, list) else value
-    if name in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform"):
+    if name in (
+        "target_modules",
+        "exclude_modules",
+        "modules_to_save",
+        "layers_pattern",
+        "layers_to_transform",
+    ):
         kind = int if name == "layers_to_transform" else str
         if not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):
             raise ValueError(f"{name} must be a list, not {value!r}")
@@ -196,11 +273,19 @@ def tuple_of(name: str, value: Any) -> Any:
 
 
 def token_indices(value: Any) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-    """The trained token IDs, of all modules or by module. ValueError: they are not different token IDs."""
+    """The trained token IDs, of all modules or by module. ValueError: they are not different token
+    IDs.
+    """
     lists = value if isinstance(value, dict) else {"": value}
     for ids in lists.values():
         valid = isinstance(ids, list) and ids and all(type(id) is int and id >= 0 for id in ids)
         if not valid or len(set(ids)) < len(ids):
-            raise ValueError(f"trainable_token_indices must be a list of different token IDs, or such lists by module, "
-                             f"not {value!r}")  # fmt: skip
-    return {name: tuple(ids) for name, ids in value.items()} if isinstance(value, dict) else tuple(value)
+            raise ValueError(
+                "trainable_token_indices must be a list of different token IDs, or such lists by"
+                f" module, not {value!r}"
+            )
+    return (
+        {name: tuple(ids) for name, ids in value.items()}
+        if isinstance(value, dict)
+        else tuple(value)
+    )

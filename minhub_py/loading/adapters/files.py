@@ -1,13 +1,15 @@
 """Adapter folders of PEFT: adapter_config.json and adapter_model.safetensors.
 
-Names in the file, after "base_model.model." and the Hub name of a module (peft/utils/save_and_load.py, 0.21):
+Names in the file, after "base_model.model." and the Hub name of a module
+(peft/utils/save_and_load.py, 0.21):
 
-    lora_A.weight (r, in)   lora_B.weight (out, r)   lora_magnitude_vector (out,)   factors of LoRA and DoRA
-    lora_embedding_A (r, V)   lora_embedding_B (C, r)   lora_magnitude_vector (C,)   the same of an embedding
-    token_adapter.trainable_tokens_delta (n, C)                                     rows of trainable_token_indices
-    weight, bias                                                                   trained copy (modules_to_save, bias)
-    base_layer.bias                                                                trained bias of a target
-    base_layer.weight, weight                                     weight of the base, of resized or adapted embeddings
+    lora_A.weight (r, in)   lora_B.weight (out, r)   lora_magnitude_vector (out,)   factors of LoRA
+    and DoRA lora_embedding_A (r, V)   lora_embedding_B (C, r)   lora_magnitude_vector (C,)   the
+    same of an embedding token_adapter.trainable_tokens_delta (n, C)
+    rows of trainable_token_indices weight, bias
+    trained copy (modules_to_save, bias) base_layer.bias
+    trained bias of a target base_layer.weight, weight                                     weight of
+    the base, of resized or adapted embeddings
 
 `fit.py` compares the tensors with the settings and the model.
 """
@@ -19,11 +21,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from minhub_py.loading.adapters import mlx
-from minhub_py.loading.adapters.config import AdapterConfig, read_config
 from minhub_py.checkpoints.pickles import open_pickle
 from minhub_py.checkpoints.storage import open_safetensors, read_object
 from minhub_py.checkpoints.writing import write_safetensors
+from minhub_py.loading.adapters import mlx
+from minhub_py.loading.adapters.config import AdapterConfig, read_config
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.lora import LoRAFactors
 
@@ -35,11 +37,11 @@ PREFIX = "base_model.model."
 class Adapter:
     """An adapter in Hub layout. Keys are Hub names, of modules or tensors.
 
-    model_config: of the model with the adapter; another one than the base's if it unties the head or adds tokens.
-    factors: of linear layers.    embeddings: of embeddings, as W' = W + s B A with B (V, r) and A (r, C).
-    tokens: the trained rows (n, C) of an embedding or head.    token_ids: their n token IDs.
-    saved: trained copies of tensors of the base (modules_to_save, biases).
-    base: untrained tensors that replace the base's.    ties: head -> embedding, if the base ties them.
+    model_config: of the model with the adapter; another one than the base's if it unties the head
+    or adds tokens. factors: of linear layers.    embeddings: of embeddings, as W' = W + s B A with
+    B (V, r) and A (r, C). tokens: the trained rows (n, C) of an embedding or head.    token_ids:
+    their n token IDs. saved: trained copies of tensors of the base (modules_to_save, biases). base:
+    untrained tensors that replace the base's.    ties: head -> embedding, if the base ties them.
     """
 
     config: AdapterConfig
@@ -54,14 +56,25 @@ class Adapter:
 
     def value(self, name: str) -> Tensor | None:
         """The tensor that replaces the base's, before factors and rows of tokens; None without one."""
-        tied = [name, *(theirs for pair in self.ties.items() if name in pair for theirs in pair if theirs != name)]
+        tied = [
+            name,
+            *(
+                theirs
+                for pair in self.ties.items()
+                if name in pair
+                for theirs in pair
+                if theirs != name
+            ),
+        ]
         trained = tied if self.model_config.tie_word_embeddings else [name]
         values = [self.saved[each] for each in trained if each in self.saved]
         values += [self.base[each] for each in tied if each in self.base]
         return values[0] if values else None
 
     def replaces(self, name: str) -> bool:
-        """Whether a tensor of the model is another one than the base's. Factors of linear layers do not replace it."""
+        """Whether a tensor of the model is another one than the base's. Factors of linear layers do
+        not replace it.
+        """
         module, _, leaf = name.rpartition(".")
         changed = leaf == "weight" and (module in self.embeddings or module in self.tokens)
         return changed or self.value(name) is not None
@@ -70,17 +83,22 @@ class Adapter:
 def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """The settings of an adapter, and its tensors under PEFT's names.
 
-    FileNotFoundError: the folder is not an adapter. ValueError: a file is corrupt, or a setting is not supported.
+    FileNotFoundError: the folder is not an adapter. ValueError: a file is corrupt, or a setting is
+    not supported.
     """
     if not (folder / CONFIG).exists():
-        raise FileNotFoundError(f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}")
+        raise FileNotFoundError(
+            f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}"
+        )
     source, values = str(folder / CONFIG), read_object(folder / CONFIG)
     if not mlx.is_mlx(values):
         return read_config(values, source), stored_tensors(folder)[0]
     return mlx.to_peft(values, stored_tensors(folder, mlx.WEIGHTS)[0], source)
 
 
-def stored_tensors(folder: Path, weights: str = WEIGHTS) -> tuple[dict[str, Tensor], dict[str, str]]:
+def stored_tensors(
+    folder: Path, weights: str = WEIGHTS
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of an adapter, memory-mapped, and the metadata of their file.
 
     FileNotFoundError: the folder has no such file. ValueError: the file is corrupt.
@@ -98,8 +116,11 @@ def has_weights(folder: Path) -> bool:
     return (folder / WEIGHTS).exists() or (folder / PICKLE).exists()
 
 
-def write_adapter(folder: Path, adapter: Adapter, *, transposed: bool, labels: Sequence[str] | None = None) -> None:
-    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in, out).
+def write_adapter(
+    folder: Path, adapter: Adapter, *, transposed: bool, labels: Sequence[str] | None = None
+) -> None:
+    """Write an adapter in PEFT's format. transposed: the Hub stores the base's weights as (in,
+    out).
 
     labels: of the adapter's classification head, which PEFT does not store; None without one.
     """
@@ -133,8 +154,12 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
     for name, tensor in sorted(adapter.base.items()):
         module, _, leaf = name.rpartition(".")
         copied = name in adapter.saved
-        tensors[f"{module}.original_module.{leaf}" if copied else stored_name(adapter, name)] = tensor
-    tensors |= {stored_name(adapter, name): tensor for name, tensor in sorted(adapter.saved.items())}
+        tensors[f"{module}.original_module.{leaf}" if copied else stored_name(adapter, name)] = (
+            tensor
+        )
+    tensors |= {
+        stored_name(adapter, name): tensor for name, tensor in sorted(adapter.saved.items())
+    }
     return {PREFIX + name: tensor for name, tensor in tensors.items()}
 
 

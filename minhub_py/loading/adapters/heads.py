@@ -1,4 +1,6 @@
-"""Classification heads that belong to an adapter (PEFT's task type SEQ_CLS): the base has none, or other labels."""
+"""Classification heads that belong to an adapter (PEFT's task type SEQ_CLS): the base has none, or
+other labels.
+"""
 
 import json
 import re
@@ -8,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from minhub_py.checkpoints.storage import read_object
 from minhub_py.loading.adapters.files import CONFIG, PREFIX, has_weights, stored_tensors
 from minhub_py.loading.adapters.targets import bare_model, conversions_of
-from minhub_py.checkpoints.storage import read_object
-from minhub_py.models.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
-from minhub_py.models.skeleton import skeleton
+from minhub_py.models.config import changed
 from minhub_py.models.registry import architecture_of
+from minhub_py.models.skeleton import skeleton
 
 SEQUENCE_TASK = "SEQ_CLS"
 HEAD_NAMES = ("architectures", "id2label", "label2id", "problem_type")  # in config.json
@@ -26,22 +28,30 @@ def classifier_config(config: ModelConfig, labels: Sequence[str]) -> ModelConfig
     ValueError: the architecture has no classification head.
     """
     if not hasattr(config, "id2label"):
-        raise ValueError(f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or Gemma")
+        raise ValueError(
+            f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or"
+            " Gemma"
+        )
     if getattr(config, "encoder_only", False):
-        raise ValueError(f"{config.TITLE}: a sequence classification head reads the decoder, which this model lacks: "
-                         "use a checkpoint with a decoder")  # fmt: skip
+        raise ValueError(
+            f"{config.TITLE}: a sequence classification head reads the decoder, which this model"
+            " lacks: use a checkpoint with a decoder"
+        )
     [name] = config.to_hub()["architectures"]
     name = re.sub(r"(Model|LMHeadModel|For[A-Z]\w*)$", "", name) + "ForSequenceClassification"
     kind = "single_label_classification" if labels else "regression"
     names = dict(enumerate(labels or ["LABEL_0"]))
     result: ModelConfig = changed(
-        config, {"architectures": [name], "id2label": names, "num_labels": None, "problem_type": kind}
+        config,
+        {"architectures": [name], "id2label": names, "num_labels": None, "problem_type": kind},
     )
     return result
 
 
 def labels_of(model: LanguageModel) -> list[str] | None:
-    """The labels of a model with a sequence classification head; [] for regression, None for other models."""
+    """The labels of a model with a sequence classification head; [] for regression, None for other
+    models.
+    """
     config: Any = model.config
     if getattr(config, "head", None) != "sequence":
         return None
@@ -49,7 +59,8 @@ def labels_of(model: LanguageModel) -> list[str] | None:
 
 
 def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
-    """`base` with a new classification head; all other weights are shared. The head is the base's if labels are equal.
+    """`base` with a new classification head; all other weights are shared. The head is the base's
+    if labels are equal.
 
     labels: () for regression.    ValueError: the architecture has no classification head.
     """
@@ -72,18 +83,26 @@ def with_head(base: LanguageModel, labels: Sequence[str]) -> LanguageModel:
 
 
 def head_modules(model: LanguageModel) -> tuple[str, ...]:
-    """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier` completely."""
+    """The Hub modules of a classification head, for modules_to_save; PEFT saves `classifier`
+    completely.
+    """
     names = [
-        name.rpartition(".")[0] for conversion in conversions_of(bare_model(model)) for name in conversion.targets
+        name.rpartition(".")[0]
+        for conversion in conversions_of(bare_model(model))
+        for name in conversion.targets
         if conversion.sources[0].startswith("head.")
-    ]  # fmt: skip
-    return tuple(dict.fromkeys("classifier" if name.startswith("classifier.") else name for name in names))
+    ]
+    return tuple(
+        dict.fromkeys("classifier" if name.startswith("classifier.") else name for name in names)
+    )
 
 
 def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
-    """The base of the adapter in a folder: `model`, with another head if the adapter contains a classification head.
+    """The base of the adapter in a folder: `model`, with another head if the adapter contains a
+    classification head.
 
-    The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a regression.
+    The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a
+    regression.
     """
     values = read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
     if values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):

@@ -4,28 +4,34 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 from minhub_py.loading.adapters.attach import attach
 from minhub_py.loading.adapters.config import AdapterConfig
 from minhub_py.loading.adapters.files import stored_adapter
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import base_of
 from minhub_py.loading.adapters.loading import adapter_folder, local_adapter
-from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 from minhub_py.loading.inspection import tokenizer_problems, value_problems
-from minhub_py.models.skeleton import skeleton
 from minhub_py.loading.pretrained import read_config as read_model_config
+from minhub_py.models.skeleton import skeleton
 
 
 def inspect_adapter(identifier: str) -> dict[str, Any] | None:
-    """The base, or None, the settings and the tensors of an adapter; None if `identifier` is not such a folder.
+    """The base, or None, the settings and the tensors of an adapter; None if `identifier` is not
+    such a folder.
 
-    FileNotFoundError: its tensors are missing.    ValueError: a setting is not supported, or a file is corrupt.
+    FileNotFoundError: its tensors are missing.    ValueError: a setting is not supported, or a file
+    is corrupt.
     """
     if (folder := local_adapter(identifier)) is None:
         return None
     config, tensors = stored_adapter(folder)
     defaults = asdict(AdapterConfig())
-    settings = {name: value for name, value in asdict(config).items() if name == "r" or value != defaults[name]}
+    settings = {
+        name: value
+        for name, value in asdict(config).items()
+        if name == "r" or value != defaults[name]
+    }
     for name in ("base_model_name_or_path", "revision"):
         settings.pop(name, None)
     return {
@@ -36,14 +42,19 @@ def inspect_adapter(identifier: str) -> dict[str, Any] | None:
         "parameters": {"total": sum(tensor.numel() for tensor in tensors.values())},
         "settings": settings,
         "tensors": [
-            {"name": name, "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+            {
+                "name": name,
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+            }
             for name, tensor in tensors.items()
         ],
     }
 
 
 def verify_adapter(identifier: str) -> dict[str, Any] | None:
-    """The report of `inspection.verify` about an adapter; None if `identifier` is not the folder of an adapter.
+    """The report of `inspection.verify` about an adapter; None if `identifier` is not the folder of
+    an adapter.
 
     Checks the settings and tensors against the config of the base, all values, and the tokenizer.
     """
@@ -63,10 +74,19 @@ def check_adapter(base: str, revision: str, folder: Path) -> tuple[list[str], li
     architecture, config, _ = read_model_config(base, revision)
     model = base_of(folder, skeleton(architecture.new, config))
     adapter = read_adapter(folder, model)
-    tensors = {f"{module} ({name})": tensor for module, factors in (adapter.factors | adapter.embeddings).items()
-               for name, tensor in factors.named_parameters()} | adapter.base | adapter.saved  # fmt: skip
+    tensors = (
+        {
+            f"{module} ({name})": tensor
+            for module, factors in (adapter.factors | adapter.embeddings).items()
+            for name, tensor in factors.named_parameters()
+        }
+        | adapter.base
+        | adapter.saved
+    )
     tensors |= {f"{module} (tokens)": rows for module, rows in adapter.tokens.items()}
-    problems = [problem for name, tensor in tensors.items() for problem in value_problems(name, [tensor])]
+    problems = [
+        problem for name, tensor in tensors.items() for problem in value_problems(name, [tensor])
+    ]
     config = attach(model, adapter).config  # raises errors
     checked = [f"settings and tensors, against {base}", "values"]
     if tokenizer_file(folder) is not None:

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minhub_py.checkpoints import hub
+from minhub_py.checkpoints.storage import read_object
+from minhub_py.inference.arguments import check_path
 from minhub_py.loading.adapters.attach import attach
 from minhub_py.loading.adapters.files import CONFIG, PICKLE, WEIGHTS
 from minhub_py.loading.adapters.fit import read_adapter
 from minhub_py.loading.adapters.heads import base_of
 from minhub_py.loading.adapters.mlx import WEIGHTS as MLX_WEIGHTS
-from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import read_object
-from minhub_py.inference.arguments import check_path
 from minhub_py.models.base import LanguageModel
 
 AdapterSource = str | os.PathLike[str]
@@ -25,20 +25,27 @@ def adapter_folders(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> dict[str, Path]:
-    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of `hub.fetch`.
+    """The local folder of each adapter by its name, downloaded if necessary. Raises the errors of
+    `hub.fetch`.
 
     TypeError: `adapter` has another type.
     """
     if adapter is None:
         return {}
     if not isinstance(adapter, str | os.PathLike | Mapping):
-        raise TypeError(f"adapter must be a folder, a Hub repository, or a dict of them by name, not {adapter!r}: pass "
-                        "the folder of a run, run.folder")  # fmt: skip
+        raise TypeError(
+            "adapter must be a folder, a Hub repository, or a dict of them by name, not"
+            f" {adapter!r}: pass the folder of a run, run.folder"
+        )
     named = {DEFAULT_ADAPTER: adapter} if isinstance(adapter, str | os.PathLike) else dict(adapter)
     folders = {}
     for name, source in named.items():
-        identifier, _, revision = os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
-        folders[name] = fetch(identifier, revision or "main", token=token, local_files_only=local_files_only)
+        identifier, _, revision = (
+            os.fspath(source).rpartition("@") if "@" in os.fspath(source) else (source, "", "")
+        )
+        folders[name] = fetch(
+            identifier, revision or "main", token=token, local_files_only=local_files_only
+        )
     return folders
 
 
@@ -61,24 +68,33 @@ def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
 
 
 def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
-    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not name its base."""
+    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not
+    name its base.
+    """
     if (folder := local_adapter(identifier)) is None:
         return None
     values = read_object(folder / CONFIG)
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
+        raise ValueError(
+            f"{folder} is an adapter of an unknown model: load the model with"
+            f" adapter={str(folder)!r}"
+        )
     return base, values.get("revision") or "main", folder
 
 
 def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:
-    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the model."""
+    """Make adapters available as `model.adapter(name)`. ValueError: an adapter does not fit the
+    model.
+    """
     if folders:
         model.adapters = {name: with_adapter(model, path) for name, path in folders.items()}
 
 
 def with_adapter(model: LanguageModel, folder: Path) -> LanguageModel:
-    """A view of `model` with the adapter in a folder, and with its classification head. Raises as `read_adapter`."""
+    """A view of `model` with the adapter in a folder, and with its classification head. Raises as
+    `read_adapter`.
+    """
     base = base_of(folder, model)
     view = attach(base, read_adapter(folder, base))
     view._base = (model,)  # with its own head

@@ -6,27 +6,37 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from minhub_py.inference.quantize import kind_of
 from minhub_py.loading.adapters.attach import copy_structure
 from minhub_py.loading.adapters.files import Adapter
 from minhub_py.loading.adapters.replacements import BaseTensors, Replacements, replace_module
 from minhub_py.loading.adapters.targets import targets_of
-from minhub_py.inference.quantize import kind_of
 from minhub_py.models.base import LanguageModel
 from minhub_py.models.lora import NOT_MERGEABLE, LoRALinear
 
 
 @torch.no_grad()
 def merge(model: LanguageModel) -> LanguageModel:
-    """A model without adapter layers that computes the same as `model`. It shares all unchanged weights.
+    """A model without adapter layers that computes the same as `model`. It shares all unchanged
+    weights.
 
-    ValueError: the weights are quantized, so that merging would round them again, or the adapter is an activated one.
+    ValueError: the weights are quantized, so that merging would round them again, or the adapter is
+    an activated one.
     """
     if kind_of(model):
-        raise ValueError('an adapter cannot be merged into quantized weights: load the model with quantize="none"')
+        raise ValueError(
+            "an adapter cannot be merged into quantized weights: load the model with"
+            ' quantize="none"'
+        )
     merged: LanguageModel = copy_structure(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, LoRALinear):
-            linear = nn.Linear(layer.base.in_features, layer.base.out_features, layer.bias is not None, device="meta")
+            linear = nn.Linear(
+                layer.base.in_features,
+                layer.base.out_features,
+                layer.bias is not None,
+                device="meta",
+            )
             linear.weight, linear.bias = nn.Parameter(layer.weight), layer.base.bias
             replace_module(merged, name, linear.train(layer.training))
     merged._base, merged.attached, merged.adapters = (), None, {}
@@ -40,7 +50,9 @@ class MergedTensors(Mapping[str, Tensor]):
     ValueError: the adapter is an activated one.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], model: LanguageModel, adapter: Adapter
+    ) -> None:
         if adapter.config.alora_invocation_tokens is not None:
             raise ValueError(NOT_MERGEABLE)
         self.base, self.config = BaseTensors(model, tensors), adapter.model_config
@@ -48,9 +60,10 @@ class MergedTensors(Mapping[str, Tensor]):
         self.shapes = self.replacements.bare.state_dict()
         self.layers = {
             f"{name}.weight": (adapter.factors[module], rows)
-            for module, target in targets_of(self.replacements.bare).items() if module in adapter.factors
+            for module, target in targets_of(self.replacements.bare).items()
+            if module in adapter.factors
             for name, rows in target.layers
-        }  # fmt: skip
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self.replacements.tensor(name, self.base)
@@ -65,7 +78,9 @@ class MergedTensors(Mapping[str, Tensor]):
     def like(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor in the checkpoint whose dtype a merged tensor has."""
         names = (name, self.base.ties.get(name, name))
-        return next((tensors[each] for each in names if each in tensors), next(iter(tensors.values())))
+        return next(
+            (tensors[each] for each in names if each in tensors), next(iter(tensors.values()))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -76,7 +91,10 @@ class MergedTensors(Mapping[str, Tensor]):
     def meta(self, meta: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The shapes and dtypes of the tensors. meta: shapes and dtypes in the checkpoint."""
         return {
-            name: meta[name] if name in meta and meta[name].shape == tensor.shape
-            else torch.empty_like(tensor, dtype=self.like(name, meta).dtype)
+            name: (
+                meta[name]
+                if name in meta and meta[name].shape == tensor.shape
+                else torch.empty_like(tensor, dtype=self.like(name, meta).dtype)
+            )
             for name, tensor in self.shapes.items()
-        }  # fmt: skip
+        }

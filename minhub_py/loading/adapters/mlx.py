@@ -1,7 +1,8 @@
 """Adapters of mlx-lm: adapters.safetensors, and adapter_config.json with lora_parameters.
 
-lora_a (in, r), lora_b (r, out); the weight changes by scale · lora_bᵀ lora_aᵀ, where scale is not divided by the rank
-(mlx_lm/tuner/lora.py). num_layers counts from the last layer; here the names in the file select the layers.
+lora_a (in, r), lora_b (r, out); the weight changes by scale · lora_bᵀ lora_aᵀ, where scale is not
+divided by the rank (mlx_lm/tuner/lora.py). num_layers counts from the last layer; here the names in
+the file select the layers.
 """
 
 from collections.abc import Mapping
@@ -32,13 +33,19 @@ def to_peft(
         module, _, part = name.rpartition(".")
         if part not in PARTS:
             raise ValueError(f"{source}: {name} is not a factor of LoRA or DoRA")
-        renamed[f"base_model.model.{module}.{PARTS[part]}"] = tensor if part == "m" else tensor.t().contiguous()
+        renamed[f"base_model.model.{module}.{PARTS[part]}"] = (
+            tensor if part == "m" else tensor.t().contiguous()
+        )
     modules = tuple(sorted({name.rpartition(".")[0] for name in tensors}))
     rank = int(settings["rank"])
     return (
         AdapterConfig(
-            r=rank, lora_alpha=float(settings["scale"]) * rank, lora_dropout=float(settings.get("dropout", 0.0)),
-            target_modules=modules, use_dora=kind == "dora", base_model_name_or_path=values.get("model"),
+            r=rank,
+            lora_alpha=float(settings["scale"]) * rank,
+            lora_dropout=float(settings.get("dropout", 0.0)),
+            target_modules=modules,
+            use_dora=kind == "dora",
+            base_model_name_or_path=values.get("model"),
         ),
         renamed,
-    )  # fmt: skip
+    )

@@ -1,10 +1,12 @@
-"""Regular expressions in the settings of adapters, which are untrusted: matched without backtracking.
+"""Regular expressions in the settings of adapters, which are untrusted: matched without
+backtracking.
 
-`re` needs exponential time for patterns such as `([a-z]+)+!`. Here each part of a pattern maps the set of positions
-where it may start to the set of positions where it may end, as in Thompson (1968), "Regular expression search
-algorithm". A set is an integer with one bit per position. The number of steps is limited, for nested repetitions and
-look-around. Python's own parser reads the patterns. They have Python's syntax, except for backreferences, conditions,
-and groups that discard alternatives (atomic groups, possessive quantifiers).
+`re` needs exponential time for patterns such as `([a-z]+)+!`. Here each part of a pattern maps the
+set of positions where it may start to the set of positions where it may end, as in Thompson (1968),
+"Regular expression search algorithm". A set is an integer with one bit per position. The number of
+steps is limited, for nested repetitions and look-around. Python's own parser reads the patterns.
+They have Python's syntax, except for backreferences, conditions, and groups that discard
+alternatives (atomic groups, possessive quantifiers).
 """
 
 import re
@@ -31,7 +33,8 @@ CATEGORIES: dict[str, Callable[[str], bool]] = {
 def full_match(pattern: str, name: str) -> bool:
     """Whether a regular expression matches a complete name, as `re.fullmatch`.
 
-    ValueError: the pattern is invalid, too long, takes too many steps, or has an operation that is not supported.
+    ValueError: the pattern is invalid, too long, takes too many steps, or has an operation that is
+    not supported.
     """
     tree = parse(pattern)
     return bool(Match(name, tree.state.flags).after(tree, 1) >> len(name))
@@ -41,7 +44,9 @@ def full_match(pattern: str, name: str) -> bool:
 def parse(pattern: str) -> Any:
     """The syntax tree of a pattern. ValueError: see `full_match`."""
     if len(pattern) > MAX_LENGTH:
-        raise ValueError(f"a regular expression has {len(pattern)} characters: the maximum is {MAX_LENGTH}")
+        raise ValueError(
+            f"a regular expression has {len(pattern)} characters: the maximum is {MAX_LENGTH}"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of possible changes of the syntax in later versions
@@ -51,8 +56,10 @@ def parse(pattern: str) -> Any:
         raise ValueError(f"{pattern[:200]!r} is not a valid regular expression: {error}") from error
     if unsupported or tree.state.flags & (re.LOCALE | re.ASCII):
         names = ", ".join(unsupported).lower() or "flags"
-        raise ValueError(f"the regular expression {pattern[:200]!r} is not supported ({names}): use groups, "
-                         "alternatives, classes, repetitions and look-around")  # fmt: skip
+        raise ValueError(
+            f"the regular expression {pattern[:200]!r} is not supported ({names}): use groups, "
+            "alternatives, classes, repetitions and look-around"
+        )
     return tree
 
 
@@ -87,7 +94,9 @@ class Match:
                 return 0
             self.steps += 1
             if self.steps > MAX_STEPS:
-                raise ValueError("a regular expression takes too many steps: write it without nested repetitions")
+                raise ValueError(
+                    "a regular expression takes too many steps: write it without nested repetitions"
+                )
             starts = HANDLERS[str(operation)](self, argument, starts)
         return starts
 
@@ -113,12 +122,16 @@ class Match:
         return (starts << 1) & self.all & ~same
 
     def any(self, _: None, starts: Positions) -> Positions:
-        return self.characters(lambda character: character != "\n" or self.flags & re.DOTALL > 0, starts)
+        return self.characters(
+            lambda character: character != "\n" or self.flags & re.DOTALL > 0, starts
+        )
 
     def among(self, items: list[tuple[Any, Any]], starts: Positions) -> Positions:
         """One character of a class."""
         negated = bool(items) and str(items[0][0]) == "NEGATE"
-        included = self.characters(lambda character: any(contains(item, character) for item in items), starts)
+        included = self.characters(
+            lambda character: any(contains(item, character) for item in items), starts
+        )
         return (starts << 1) & self.all & ~included if negated else included
 
     def branch(self, argument: tuple[None, list[Any]], starts: Positions) -> Positions:
@@ -136,7 +149,9 @@ class Match:
         return ends
 
     def repeat(self, argument: tuple[int, int, Any], starts: Positions) -> Positions:
-        """Repetitions, greedy or not. After len(name) + 1 repetitions, the positions do not change any more."""
+        """Repetitions, greedy or not. After len(name) + 1 repetitions, the positions do not change
+        any more.
+        """
         least, most, tree = argument
         for _ in range(min(least, len(self.name) + 1)):
             before, starts = starts, self.after(tree, starts)
@@ -154,10 +169,20 @@ class Match:
         name, size = self.name, len(self.name)
         word = CATEGORIES["CATEGORY_WORD"]
         inside = [False, *map(word, name), False]
-        boundaries = sum(1 << position for position in range(size + 1) if inside[position] != inside[position + 1])
+        boundaries = sum(
+            1 << position
+            for position in range(size + 1)
+            if inside[position] != inside[position + 1]
+        )
         last = 1 << size | (1 << size - 1 if name.endswith("\n") else 0)
-        sets = {"AT_BEGINNING": 1, "AT_BEGINNING_STRING": 1, "AT_END": last, "AT_END_STRING": 1 << size,
-                "AT_BOUNDARY": boundaries, "AT_NON_BOUNDARY": self.all & ~boundaries}  # fmt: skip
+        sets = {
+            "AT_BEGINNING": 1,
+            "AT_BEGINNING_STRING": 1,
+            "AT_END": last,
+            "AT_END_STRING": 1 << size,
+            "AT_BOUNDARY": boundaries,
+            "AT_NON_BOUNDARY": self.all & ~boundaries,
+        }
         return starts & sets[str(where)]
 
     def ahead(self, argument: tuple[int, Any], starts: Positions) -> Positions:
@@ -173,7 +198,9 @@ class Match:
 
 def bits(positions: Positions) -> Iterable[Positions]:
     """The sets with one of the positions."""
-    return (1 << position for position in range(positions.bit_length()) if positions >> position & 1)
+    return (
+        1 << position for position in range(positions.bit_length()) if positions >> position & 1
+    )
 
 
 def contains(item: tuple[Any, Any], character: str) -> bool:
@@ -190,7 +217,15 @@ def contains(item: tuple[Any, Any], character: str) -> bool:
 
 
 HANDLERS: dict[str, Callable[[Match, Any, Positions], Positions]] = {
-    "LITERAL": Match.literal, "NOT_LITERAL": Match.not_literal, "ANY": Match.any, "IN": Match.among,
-    "BRANCH": Match.branch, "SUBPATTERN": Match.group, "MAX_REPEAT": Match.repeat, "MIN_REPEAT": Match.repeat,
-    "AT": Match.at, "ASSERT": Match.ahead, "ASSERT_NOT": Match.not_ahead,
-}  # fmt: skip
+    "LITERAL": Match.literal,
+    "NOT_LITERAL": Match.not_literal,
+    "ANY": Match.any,
+    "IN": Match.among,
+    "BRANCH": Match.branch,
+    "SUBPATTERN": Match.group,
+    "MAX_REPEAT": Match.repeat,
+    "MIN_REPEAT": Match.repeat,
+    "AT": Match.at,
+    "ASSERT": Match.ahead,
+    "ASSERT_NOT": Match.not_ahead,
+}

@@ -1,4 +1,5 @@
-"""The tensors of a base that an adapter replaces: trained copies, adapted embeddings, rows of tokens, untied heads.
+"""The tensors of a base that an adapter replaces: trained copies, adapted embeddings, rows of
+tokens, untied heads.
 
 Factors of linear layers are not part of them.
 """
@@ -18,7 +19,8 @@ from minhub_py.models.registry import architecture_of
 
 
 class BaseTensors:
-    """The native tensors of a base by the names of a model with an adapter, whose head may be untied.
+    """The native tensors of a base by the names of a model with an adapter, whose head may be
+    untied.
 
     tensors: of a checkpoint; None: of the model.
     """
@@ -37,32 +39,40 @@ class BaseTensors:
         layer, leaf = self.base.get_submodule(module_of(name)), name.rpartition(".")[2]
         if not hasattr(layer, leaf):
             raise ValueError(
-                f'an adapter cannot replace {name}, which is quantized: load the model with quantize="none"'
+                f"an adapter cannot replace {name}, which is quantized: load the model with"
+                ' quantize="none"'
             )
         value: Tensor = getattr(layer, leaf)  # of a quantized layer
         return value
 
 
 class Replacements:
-    """The native tensors of a model with an adapter that are other ones than the base's, each computed on access.
+    """The native tensors of a model with an adapter that are other ones than the base's, each
+    computed on access.
 
-    bare: the model with the adapter, without weights.    changed: the names whose tensors depend on the adapter's; a
-    head that the adapter unties may have the base's tensor.
+    bare: the model with the adapter, without weights.    changed: the names whose tensors depend on
+    the adapter's; a head that the adapter unties may have the base's tensor.
     """
 
     def __init__(self, adapter: Adapter, base: LanguageModel) -> None:
         self.adapter, self.bare = adapter, bare_model(base, adapter.model_config)
         self.conversions = {
-            native: conversion for conversion in conversions_of(self.bare)
-            if any(map(adapter.replaces, conversion.targets)) for native in conversion.sources
-        }  # fmt: skip
+            native: conversion
+            for conversion in conversions_of(self.bare)
+            if any(map(adapter.replaces, conversion.targets))
+            for native in conversion.sources
+        }
         self.changed = self.conversions.keys()
         own = bare_model(base).state_dict().keys()
-        self.names = [name for name in self.bare.state_dict() if name in self.changed or name not in own]
+        self.names = [
+            name for name in self.bare.state_dict() if name in self.changed or name not in own
+        ]
 
     def trained(self, name: str) -> bool:
         """Whether a native tensor is a trained copy."""
-        return name in self.changed and any(hub in self.adapter.saved for hub in self.conversions[name].targets)
+        return name in self.changed and any(
+            hub in self.adapter.saved for hub in self.conversions[name].targets
+        )
 
     def tensor(self, name: str, base: BaseTensors) -> Tensor:
         """A native tensor, on the device of the base's."""
@@ -73,8 +83,11 @@ class Replacements:
         for number, target in enumerate(conversion.targets):
             value = self.adapter.value(target)
             if value is None:
-                old = old or list(conversion.operation.to_hub(list(map(base.__getitem__, conversion.sources)),
-                                                              *conversion.values))  # fmt: skip
+                old = old or list(
+                    conversion.operation.to_hub(
+                        list(map(base.__getitem__, conversion.sources)), *conversion.values
+                    )
+                )
                 value = old[number]
             hub.append(self.adapted(target, value))
         native = conversion.operation.to_native(hub, *conversion.values)
@@ -95,7 +108,9 @@ class Replacements:
 
 
 def adapted_embedding(weight: Tensor, factors: LoRAFactors) -> Tensor:
-    """W + s B A in the dtype of W; with DoRA, each column has the norm of the magnitude (peft/tuners/lora/dora.py)."""
+    """W + s B A in the dtype of W; with DoRA, each column has the norm of the magnitude
+    (peft/tuners/lora/dora.py).
+    """
     a, b = factors.lora_A.to(weight.device), factors.lora_B.to(weight.device)
     result = weight.to(b.dtype) + factors.scale * (b @ a)
     if factors.magnitude is not None:
@@ -104,7 +119,9 @@ def adapted_embedding(weight: Tensor, factors: LoRAFactors) -> Tensor:
 
 
 def place(model: LanguageModel, base: LanguageModel, adapter: Adapter) -> set[str]:
-    """Replace tensors of `model`, which shares the weights of `base`. Returns the names of the changed modules."""
+    """Replace tensors of `model`, which shares the weights of `base`. Returns the names of the
+    changed modules.
+    """
     replacements, tensors = Replacements(adapter, base), BaseTensors(base)
     like = next(base.parameters())
     model.config = adapter.model_config
@@ -113,17 +130,25 @@ def place(model: LanguageModel, base: LanguageModel, adapter: Adapter) -> set[st
         value = replacements.tensor(name, tensors)
         # A copy: the sums of MKL depend on the alignment of memory, which a file does not provide.
         value = value.to(like.device, like.dtype, copy=name in replacements.changed).contiguous()
-        module._parameters[name.rpartition(".")[2]] = nn.Parameter(value, requires_grad=replacements.trained(name))
+        module._parameters[name.rpartition(".")[2]] = nn.Parameter(
+            value, requires_grad=replacements.trained(name)
+        )
     placed = {module_of(name) for name in replacements.names}
     for path in placed:
-        if not like.is_meta and any(parameter.is_meta for parameter in model.get_submodule(path).parameters()):
-            raise ValueError(f'an adapter cannot replace a part of {path}, which is quantized: load the model with '
-                             'quantize="none"')  # fmt: skip
+        if not like.is_meta and any(
+            parameter.is_meta for parameter in model.get_submodule(path).parameters()
+        ):
+            raise ValueError(
+                f"an adapter cannot replace a part of {path}, which is quantized: load the model"
+                ' with quantize="none"'
+            )
     return placed
 
 
 def own_module(model: LanguageModel, bare: LanguageModel, name: str) -> nn.Module:
-    """The module of `model` for a tensor. A module that cannot contain it is replaced by a module of `bare`."""
+    """The module of `model` for a tensor. A module that cannot contain it is replaced by a module
+    of `bare`.
+    """
     path, _, leaf = name.rpartition(".")
     new, old = bare.get_submodule(path), dict(model.named_modules()).get(path)
     parameters = {} if old is None else old._parameters

@@ -1,4 +1,6 @@
-"""The linear layers and embeddings of a model by their Hub names, and those that the settings of an adapter select."""
+"""The linear layers and embeddings of a model by their Hub names, and those that the settings of an
+adapter select.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,9 +13,9 @@ import weights_map
 from minhub_py.loading.adapters.config import ALL_LINEAR, DEFAULT_TARGETS, AdapterConfig, ending
 from minhub_py.loading.adapters.patterns import full_match
 from minhub_py.models.base import LanguageModel, ModelConfig
+from minhub_py.models.registry import architecture_of
 from minhub_py.models.skeleton import skeleton
 from minhub_py.models.steps import Experts
-from minhub_py.models.registry import architecture_of
 from weights_map.conversion import Conversion, Mapped
 from weights_map.engine import same, transpose
 
@@ -22,8 +24,9 @@ from weights_map.engine import same, transpose
 class Target:
     """A Hub module and the native layers that contain its rows.
 
-    shape: (rows, columns) of the Hub's weight as outputs and inputs; of an embedding, tokens and channels.
-    layers: the native layers, each with the Hub row of each of its outputs, or None if the rows are the same.
+    shape: (rows, columns) of the Hub's weight as outputs and inputs; of an embedding, tokens and
+    channels. layers: the native layers, each with the Hub row of each of its outputs, or None if
+    the rows are the same.
     """
 
     module: str
@@ -54,16 +57,29 @@ def hub_tensors(bare: LanguageModel) -> Mapped:
 
 def targets_of(bare: LanguageModel) -> dict[str, Target]:
     """All linear layers and embeddings of an unmodified model by the names of their Hub modules."""
-    embeddings = {f"{name}.weight": module for name, module in bare.named_modules() if type(module) is nn.Embedding}
-    layers = {f"{name}.weight": module for name, module in bare.named_modules() if type(module) is nn.Linear}
-    heads, routers = head_names(bare), [step.router for step in bare.steps() if isinstance(step, Experts)]
+    embeddings = {
+        f"{name}.weight": module
+        for name, module in bare.named_modules()
+        if type(module) is nn.Embedding
+    }
+    layers = {
+        f"{name}.weight": module
+        for name, module in bare.named_modules()
+        if type(module) is nn.Linear
+    }
+    heads, routers = (
+        head_names(bare),
+        [step.router for step in bare.steps() if isinstance(step, Experts)],
+    )
     targets = {}
     for conversion in conversions_of(bare):
         if conversion.operation is same and conversion.sources[0] in embeddings:
             [native], [hub] = conversion.sources, conversion.targets
             rows, columns = embeddings[native].weight.shape
             module, shape = hub.removesuffix(".weight"), (rows, columns)
-            targets[module] = Target(module, shape, ((native.removesuffix(".weight"), None),), is_embedding=True)
+            targets[module] = Target(
+                module, shape, ((native.removesuffix(".weight"), None),), is_embedding=True
+            )
         if len(conversion.targets) != 1 or not set(conversion.sources) <= layers.keys():
             continue
         [hub] = conversion.targets
@@ -72,13 +88,16 @@ def targets_of(bare: LanguageModel) -> dict[str, Target]:
         numbers = native_rows(conversion, torch.arange(rows).unsqueeze(1))
         unchanged = len(numbers) == 1 and bool((numbers[0][:, 0] == torch.arange(rows)).all())
         targets[hub.removesuffix(".weight")] = Target(
-            hub.removesuffix(".weight"), (rows, modules[0].in_features),
-            tuple((name.removesuffix(".weight"), None if unchanged else number[:, 0].contiguous())
-                  for name, number in zip(conversion.sources, numbers, strict=True)),
+            hub.removesuffix(".weight"),
+            (rows, modules[0].in_features),
+            tuple(
+                (name.removesuffix(".weight"), None if unchanged else number[:, 0].contiguous())
+                for name, number in zip(conversion.sources, numbers, strict=True)
+            ),
             any(name.removesuffix(".weight") in heads for name in conversion.sources),
             any(module in routers for module in modules),
             conversion.operation is transpose,
-        )  # fmt: skip
+        )
     return targets
 
 
@@ -90,11 +109,17 @@ def native_rows(conversion: Conversion, tensor: Tensor) -> list[Tensor]:
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """Native names of output layers, which "all-linear" excludes: the LM head, and the head of an encoder."""
+    """Native names of output layers, which "all-linear" excludes: the LM head, and the head of an
+    encoder.
+    """
     names = {name for name in ("lm_head", "embed_out") if getattr(model, name, None) is not None}
     head = getattr(model, "head", None)
     if isinstance(head, nn.Module):
-        names |= {f"head.{name}".rstrip(".") for name, module in head.named_modules() if isinstance(module, nn.Linear)}
+        names |= {
+            f"head.{name}".rstrip(".")
+            for name, module in head.named_modules()
+            if isinstance(module, nn.Linear)
+        }
     return names
 
 
@@ -106,22 +131,29 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
     patterns = config.target_modules
     if patterns is None:
         if model_type not in DEFAULT_TARGETS:
-            raise ValueError(f"target_modules is required for {model_type}: give names of modules or {ALL_LINEAR!r}")
+            raise ValueError(
+                f"target_modules is required for {model_type}: give names of modules or"
+                f" {ALL_LINEAR!r}"
+            )
         patterns = DEFAULT_TARGETS[model_type]
     matching = [
-        name for name, target in targets.items()
+        name
+        for name, target in targets.items()
         if (is_default(config, target) if patterns == ALL_LINEAR else matches(patterns, name))
-    ]  # fmt: skip
+    ]
     selected = [name for name in matching if is_selected(config, name)]
     if matching and not selected:
         names = ("exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
-        raise ValueError(f"{' and '.join(name for name in names if getattr(config, name))} exclude all modules that "
-                         f"target_modules selects: {brief(matching)}")  # fmt: skip
+        raise ValueError(
+            f"{' and '.join(name for name in names if getattr(config, name))} exclude all modules"
+            f" that target_modules selects: {brief(matching)}"
+        )
     if not selected:
         shown = patterns if isinstance(patterns, str) else ", ".join(patterns)
         ends = sorted({name.rpartition(".")[2] for name in targets})
         raise ValueError(
-            f"target_modules {shown} matches no linear layer or embedding of the model: it has {', '.join(ends)}"
+            f"target_modules {shown} matches no linear layer or embedding of the model: it has"
+            f" {', '.join(ends)}"
         )
     return selected
 
@@ -129,18 +161,24 @@ def select(config: AdapterConfig, targets: Mapping[str, Target], model_type: str
 def is_selected(config: AdapterConfig, name: str) -> bool:
     """Whether the settings other than target_modules permit an adapter of a module."""
     excluded = config.exclude_modules and matches(config.exclude_modules, name)
-    return not excluded and not contains(config.modules_to_save, name) and is_in_layers(config, name)
+    return (
+        not excluded and not contains(config.modules_to_save, name) and is_in_layers(config, name)
+    )
 
 
 def is_default(config: AdapterConfig, target: Target) -> bool:
-    """Whether "all-linear" includes a module. An activated adapter cannot change routers (`attach`)."""
+    """Whether "all-linear" includes a module. An activated adapter cannot change routers
+    (`attach`).
+    """
     if target.is_embedding or target.is_head:
         return False
     return not (target.is_router and config.alora_invocation_tokens is not None)
 
 
 def matches(patterns: Collection[str] | str, name: str) -> bool:
-    """Whether a name is one of the names, or ends with one after a dot; a text is a regular expression."""
+    """Whether a name is one of the names, or ends with one after a dot; a text is a regular
+    expression.
+    """
     if isinstance(patterns, str):
         return full_match(patterns, name)
     return any(name == key or name.endswith(f".{key}") for key in patterns)
@@ -153,29 +191,40 @@ def contains(modules: Collection[str] | str, name: str) -> bool:
 
 
 def is_saved(modules: Collection[str], name: str) -> bool:
-    """Whether PEFT saves a module as one of modules_to_save: its name, or that of a module around it, ends with one.
+    """Whether PEFT saves a module as one of modules_to_save: its name, or that of a module around
+    it, ends with one.
 
     Unlike in target_modules, the ending "norm" includes "input_layernorm".
     """
     parts = name.split(".")
-    return any(".".join(parts[:count]).endswith(tuple(modules)) for count in range(1, len(parts) + 1))
+    return any(
+        ".".join(parts[:count]).endswith(tuple(modules)) for count in range(1, len(parts) + 1)
+    )
 
 
 def is_in_layers(config: AdapterConfig, name: str) -> bool:
-    """Whether layers_to_transform includes a module's layer. As in PEFT, full names in target_modules ignore it."""
+    """Whether layers_to_transform includes a module's layer. As in PEFT, full names in
+    target_modules ignore it.
+    """
     layers, patterns = config.layers_to_transform, config.target_modules
     if layers is None or (isinstance(patterns, tuple) and name in patterns):
         return True
     parts = name.split(".")
     for number, part in enumerate(parts[1:-1], 1):
         prefix = ".".join(parts[:number])
-        if part.isdecimal() and (number > 1 or config.layers_pattern) and is_stack(config.layers_pattern, prefix):
+        if (
+            part.isdecimal()
+            and (number > 1 or config.layers_pattern)
+            and is_stack(config.layers_pattern, prefix)
+        ):
             return int(part) in layers
     return False
 
 
 def is_stack(patterns: Collection[str], prefix: str) -> bool:
-    """Whether the name before a number ends with one of the patterns; without patterns, any name does."""
+    """Whether the name before a number ends with one of the patterns; without patterns, any name
+    does.
+    """
     return not patterns or any(full_match(ending(pattern), prefix) for pattern in patterns)
 
 
