@@ -1,4 +1,4 @@
-"""Two checkouts of this package: did a change make decoding slower?
+"""Compare the decoding speed of two checkouts of this package.
 
     python benchmarks/trees.py OTHER_CHECKOUT [THREADS]
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minhub_py.cli.output import progress_bar, table
@@ -291,9 +292,7 @@ def load(settings: Settings, models: Mapping[str, Any]) -> list[Row]:
             parts[kind].append(json.loads(process.stdout.splitlines()[-1]))
             return sum(parts[kind][-1])
 
-        interleave(
-            "Loading", {kind: lambda kind=kind: run(kind) for kind in models}, settings.repeats
-        )  # type: ignore[misc]
+        interleave("Loading", {kind: partial(run, kind) for kind in models}, settings.repeats)
     rows = []
     for kind in models:
         names = ("import s", "load s", "forward s")

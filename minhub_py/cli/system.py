@@ -108,7 +108,7 @@ def doctor(as_json: bool) -> None:
     component that is not installed. The exit status is 1 if there is a problem. Changes nothing and
     opens no connection.
     """
-    from minhub_py.loading.doctor import examine
+    from r_bridge.doctor import examine
 
     findings = examine()
     if as_json:

@@ -387,9 +387,9 @@ def quantized(layer: nn.Module, kind: str | Blocks) -> nn.Module:
         return QuantizedEmbedding(layer, kind)
     if isinstance(layer, ExpertMatrices):
         return QuantizedExperts(layer, kind)
-    return (
-        QuantizedLSTM(layer, kind) if isinstance(layer, nn.LSTM) else QuantizedLinear(layer, kind)
-    )  # type: ignore[arg-type]
+    if isinstance(layer, nn.LSTM):
+        return QuantizedLSTM(layer, kind)  # type: ignore[arg-type]
+    return QuantizedLinear(layer, kind)  # type: ignore[arg-type]
 
 
 def check_kind(kind: str | None, *also: str) -> None:

@@ -4,6 +4,7 @@ computation starts.
 
 import glob
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -138,6 +139,15 @@ def read_texts(
         yield None if isinstance(text, Missing) else text or None
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether a value is empty, NA or NaN."""
+    return (
+        value in (None, "")
+        or isinstance(value, Missing)
+        or (isinstance(value, float) and math.isnan(value))
+    )
+
+
 def read_group_keys(
     path: Path, columns: Sequence[str], na: Sequence[str] = NA
 ) -> Iterator[str | None]:
@@ -153,10 +163,7 @@ def read_group_keys(
         chain.from_iterable(batch.rows for batch in read_batches(path, columns, na)), 1
     ):
         values = [row.get(name) for name in columns]
-        # A value that differs from itself is NaN.
-        if any(
-            value in (None, "") or isinstance(value, Missing) or value != value for value in values
-        ):  # noqa: PLR0124
+        if any(_is_missing(value) for value in values):
             yield None
             continue
         key = json.dumps(values, ensure_ascii=False, default=str)

@@ -242,9 +242,9 @@ class EncoderDecoder(LanguageModel):
         """The computation of `encode` as data; see `steps`."""
         raise NotImplementedError
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, idx: Tensor | None, decoder_idx: Tensor, cache: Cache | None = None
-    ) -> Tensor:  # type: ignore[override]
+    ) -> Tensor:
         """Compute the logits of the next token at each decoder position.
 
         Args:

@@ -57,7 +57,7 @@ def doctor(session: Session, facts: Any) -> Frame:
     """The findings of minhub doctor: columns what, found, fits, advice. facts: about R, from
     probe.FACTS.
     """
-    from minhub_py.loading.doctor import examine
+    from r_bridge.doctor import examine
 
     findings = examine({name: scalar(value, str) for name, value in facts.items()})
     return frame(

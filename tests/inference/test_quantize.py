@@ -1,6 +1,7 @@
 """Weights in 8 and 4 bits: the values of codes, the layers with codes, and models with such layers."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from minhub_py.inference.quantize import (
     unpack,
 )
 from minhub_py.inference.torch_runner import TorchRunner
+from minhub_py.models.base import LanguageModel
 
 COLUMNS = [1, 2, 15, 31, 32, 33, 127, 128, 129, 200, 256, 500]
 MODELS = [
@@ -318,6 +320,10 @@ def test_non_finite_inputs_give_non_finite_outputs(kernel, bad, dtype) -> None:
         assert product(layer, x).isfinite().all(dim=1).tolist() == [True] * (tokens - 1) + [False]
 
 
+def all_logits(model: LanguageModel, ids: list[int]) -> torch.Tensor:
+    return runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)
+
+
 @needs("decoder")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["gpt2-heads-of-5", "gptneo-window-2", "lstm-three-layers"])
@@ -340,13 +346,7 @@ def test_another_dtype_leaves_the_scales_in_float32(plain, name, kind) -> None:
         assert_close(read(model, ids, [1]), expected, 0.2)
         assert_close(forward(model, ids), expected, 0.3)
         assert model(torch.tensor([ids])).dtype == dtype
-        assert_close(
-            plain(
-                lambda: runner_of(model).forward({0: ids}, model.new_cache(1, 40), every=True)
-            ).float(),  # noqa: B023
-            expected,
-            0.3,
-        )
+        assert_close(plain(partial(all_logits, model, ids)).float(), expected, 0.3)
         generate(model, [[1, 2]], 5)
         back = model.to(torch.float32)
         for layer, before in zip(

@@ -29,12 +29,12 @@ from minhub_py.loading.doctor import (
     KERNELS,
     Driver,
     Finding,
-    examine,
     judge_decoder,
     judge_driver,
     nvidia_driver,
 )
 from minhub_py.system.extras import EXTRAS, pip
+from r_bridge.doctor import examine
 from r_bridge.probe import ask_r, find_r, try_rpy2
 
 PIP = f"{sys.executable} -m pip install"
@@ -139,7 +139,7 @@ def test_optional_components_that_are_missing_are_not_marked_ok(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "minhub_py.loading.doctor._version", lambda name: None if name == "pyarrow" else "99"
+        "minhub_py.loading.doctor.version_of", lambda name: None if name == "pyarrow" else "99"
     )
     lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
     marks = {" ".join(line[4:].split()[:2]): line[:2] for line in lines}
@@ -526,7 +526,7 @@ def test_the_r_package_has_the_version_of_the_python_package() -> None:
 
 def test_examine_does_not_hide_distutils() -> None:
     """PyTorch's compiler needs setuptools' distutils in the same process."""
-    code = "from minhub_py.loading.doctor import examine; examine()"
+    code = "from r_bridge.doctor import examine; examine()"
     code += "; import setuptools, distutils; print(distutils.__file__)"
     command = [sys.executable, "-W", "error::UserWarning", "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

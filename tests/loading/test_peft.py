@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -177,11 +179,13 @@ def test_misfits_are_reported_by_name(tmp_path: Path) -> None:
     tensors = load_file(source / "adapter_model.safetensors")
 
     def error(
-        changes: dict[str, Any] = {}, removed: str = "", added: dict[str, torch.Tensor] = {}
-    ) -> str:  # noqa: B006
-        (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | changes))
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        removed: str = "",
+        added: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> str:
+        (tmp_path / "a" / "adapter_config.json").write_text(json.dumps({**config, **changes}))
         left = {name: tensor for name, tensor in tensors.items() if name != removed}
-        save_file(left | added, tmp_path / "a" / "adapter_model.safetensors")
+        save_file({**left, **added}, tmp_path / "a" / "adapter_model.safetensors")
         with pytest.raises(ValueError) as caught:  # noqa: PT011
             from_pretrained(base, adapter=tmp_path / "a")
         return str(caught.value)
