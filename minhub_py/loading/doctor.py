@@ -100,7 +100,7 @@ def _python() -> Iterator[Finding]:
         kind = "a conda environment"
     else:
         kind = "no virtual environment"
-    yield Finding("Python", f"{platform.pythonversion_of()} ({sys.executable}), {kind}", True)
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {kind}", True)
 
 
 def version_of(package: str) -> str | None:
