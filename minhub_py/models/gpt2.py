@@ -49,7 +49,6 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, past: Past) -> Tensor:
         q, k, v = split_qkv(self.c_attn(x), self.heads, self.heads)  # (B, H, T, D) each
         dropout = self.dropout if self.training else 0.0
-        # (B, H, T, D)
         y = past.attend(self.layer, q, k, v, scale=self.scale, dropout=dropout, upcast=self.upcast)
         return self.resid_dropout(self.c_proj(merge_heads(y)))
 
