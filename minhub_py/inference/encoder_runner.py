@@ -47,7 +47,7 @@ class NativeEncoder(NativeRunner):
         super().__init__(model)
         if any(operation.kind == KINDS["delta_rule"] for operation in self.operations):
             raise UnsupportedError("a recurrent state of texts without padding")
-        self.size = self.operations[-1].weight.columns
+        self.size = self.operations[-1].hidden_states.size
         self.encoder_model = model
         self.pad: int | None = getattr(model.config, "uncounted_token", None)
         step = next(operation for operation in self.operations if operation.kind == KINDS["attend"])

@@ -30,7 +30,7 @@ KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "
          "prediction_inputs": 28}  # fmt: skip
 # Bits of `flags`, by kind.
 MORE_LINEAR, FROM_SAVED, TO_STREAM, JOINT_NORM, INTERLEAVED, BIDIRECTIONAL = 1, 1, 2, 1, 2, 1
-NORM_LAST, LAYER_NORM, ALIBI, NO_KEYS, REPLACES = 4, 8, 2, 4, 1
+NORM_LAST, LAYER_NORM, NO_KEYS, REPLACES = 4, 8, 4, 1
 MAX_TOKENS = 128  # per call: bounds the memory, and suffices to use each weight often per read
 MAX_CHOICES, MAX_EXPERTS = 2048, 1024  # selected experts of all tokens of a call; experts of a layer
 BF16_PADDING = 64  # 16-bit numbers between the activations of two tokens
@@ -67,48 +67,82 @@ class Matrix(ctypes.Structure):
     ]  # fmt: skip
 
 
-def parameters(**fields: Any) -> type[ctypes.Structure]:
+def structure(**fields: Any) -> type[ctypes.Structure]:
     """A structure with these fields."""
     return type("Parameters", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-int32, int64, float32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-EmbedParameters = parameters(scale=float32)
-NormParameters = parameters(epsilon=float32, scale=float32)
-RotateParameters = parameters(
-    heads=int32, kv_heads=int32, head_size=int32, gate=int32, rotated=int32, epsilon=float32
-)  # fmt: skip
-AttendParameters = parameters(
-    heads=int32, kv_heads=int32, head_size=int32, gate=int32, reach=int32, scale=float32, cap=float32, window=int64
-)  # fmt: skip
-GateParameters = parameters(width=int32, sigmoid=int32)
-RouteParameters = parameters(
-    top=int32, normalize=int32, sigmoid=int32, factor=float32, epsilon=float32, norm=ctypes.c_void_p,
-    factors=ctypes.c_void_p,
-)  # fmt: skip
-ExpertsParameters = parameters(
-    data=ctypes.c_void_p, scales=ctypes.c_void_p, experts=int32, matrices=int32, alpha=float32, limit=float32
-)  # fmt: skip
-DeltaRuleParameters = parameters(heads=int32, key_heads=int32, key_size=int32, epsilon=float32)
-InputsParameters = parameters(size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32)
-LogitsParameters = parameters(scale=float32, cap=float32)
+int32, int64, float32, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+LinearLayer = structure(weight=Matrix, low_a=Matrix, low_b=Matrix, bias=pointer)
 
 
 class Parameters(ctypes.Union):
+    """The parameters of an operation by kind; decoder.h explains them."""
+
     _fields_ = [
-        ("embed", EmbedParameters), ("norm", NormParameters), ("rotate", RotateParameters),
-        ("attend", AttendParameters), ("gate", GateParameters), ("route", RouteParameters),
-        ("experts", ExpertsParameters), ("delta_rule", DeltaRuleParameters),
-        ("inputs", InputsParameters), ("logits", LogitsParameters),
+        ("embed", structure(tokens=Matrix, positions=Matrix, scale=float32)),
+        ("rows", structure(table=Matrix)),
+        ("norm", structure(weight=pointer, bias=pointer, size=int64, epsilon=float32)),
+        ("linear", LinearLayer),
+        ("add", structure(linear=LinearLayer, norm=pointer, epsilon=float32, scale=float32)),
+        ("logits", structure(linear=LinearLayer, scale=float32, cap=float32)),
+        ("route", structure(
+            linear=LinearLayer, top=int32, normalize=int32, sigmoid=int32, factor=float32, epsilon=float32,
+            choice_bias=pointer, norm=pointer, factors=pointer,
+        )),
+        ("experts", structure(
+            weight=Matrix, biases=Matrix, data=pointer, scales=pointer, experts=int32, matrices=int32, alpha=float32,
+            limit=float32,
+        )),
+        ("rotate", structure(
+            angles=pointer, q_norm=pointer, k_norm=pointer, heads=int32, kv_heads=int32, head_size=int32, gate=int32,
+            rotated=int32, epsilon=float32,
+        )),
+        ("norm_values", structure(ones=pointer, heads=int32, kv_heads=int32, head_size=int32, epsilon=float32)),
+        ("attend", structure(
+            sinks=pointer, bias=pointer, slopes=pointer, window=int64, heads=int32, kv_heads=int32, head_size=int32,
+            gate=int32, reach=int32, scale=float32, cap=float32,
+        )),
+        ("encoder_cache", structure(keys=Matrix, values=Matrix, kv_heads=int32, head_size=int32)),
+        ("gate", structure(width=int32, sigmoid=int32)),
+        ("lstm", structure(weight_ih=Matrix, weight_hh=Matrix, bias=pointer)),
+        ("delta_rule", structure(
+            convolution=pointer, norm=pointer, decay=pointer, taps=int32, channels=int32, heads=int32, key_heads=int32,
+            key_size=int32, value_size=int32, epsilon=float32,
+        )),
+        ("short_convolution", structure(convolution=pointer, bias=pointer, taps=int32, channels=int32)),
+        ("layer_inputs", structure(
+            tokens=Matrix, norm=pointer, size=int32, scale=float32, row_scale=float32, factor=float32, epsilon=float32,
+        )),
+        ("gate_input", structure(size=int32)),
+        ("scale", structure(factor=pointer, size=int64)),
+        ("prediction_inputs", structure(tokens=Matrix, token_norm=pointer, hidden_norm=pointer, epsilon=float32)),
+        ("hidden_states", structure(size=int64)),
     ]  # fmt: skip
+
+
+# Kinds with the parameters of another name.
+SHARED = {"positions": "rows", "types": "rows", "rms_norm": "norm", "join": "norm", "combine": "experts",
+          "cross_attend": "attend"}  # fmt: skip
 
 
 class Operation(ctypes.Structure):
     _anonymous_ = ("parameters",)
-    _fields_ = [
-        ("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("weight", Matrix),
-        ("second", Matrix), ("low_a", Matrix), ("low_b", Matrix), ("bias", ctypes.c_void_p), ("parameters", Parameters),
-    ]  # fmt: skip
+    _fields_ = [("kind", int32), ("activation", int32), ("layer", int32), ("flags", int32), ("parameters", Parameters)]
+
+
+def new_operation(kind: str, activation: int = 0, layer: int = 0, flags: int = 0, **parameters: Any) -> Any:
+    """An operation with the parameters of its kind."""
+    operation = Operation(KINDS[kind], activation, layer, flags)
+    for name, value in parameters.items():
+        setattr(parameters_of(operation), name, value)
+    return operation
+
+
+def parameters_of(operation: Operation) -> Any:
+    """The member of the union for the operation's kind; None for a kind without parameters."""
+    kind = next(name for name, number in KINDS.items() if number == operation.kind)
+    return getattr(operation, SHARED.get(kind, kind), None)
 
 
 class Call(ctypes.Structure):
@@ -126,7 +160,7 @@ class Call(ctypes.Structure):
 
 
 # Version and sizes of the structures, as the library reports them.
-INTERFACE = 28 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
+INTERFACE = 29 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 
 
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
@@ -152,15 +186,14 @@ def load(path: Path) -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
         raise UnsupportedError(f"does not load: {error}") from error
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
     if interface := getattr(library, "interface", None):
-        interface.restype = number
+        interface.restype = int64
     if not interface or interface() != INTERFACE:
         raise UnsupportedError("of another version of the package: install it again")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
-    library.decode.argtypes = [ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Call)]
+    library.decode.argtypes = [ctypes.POINTER(Operation), int64, ctypes.POINTER(Call)]
     library.decode.restype = None
-    library.pack_nf4.argtypes = [pointer, number, number, pointer, number, pointer, pointer, pointer]
+    library.pack_nf4.argtypes = [pointer, int64, int64, pointer, int64, pointer, pointer, pointer]
     library.pack_nf4.restype = None
     return library
 
