@@ -66,7 +66,7 @@ def test_logits_match_the_unpacked_weights(kernel: str, kind: str) -> None:
         assert (actual - expected).abs().max() <= tolerance(kind) * expected.abs().max()
     # Rows of the embedding are bitwise identical to the weights.
     [embed] = [operation for operation in runner.operations if operation.kind == 0]
-    assert embed.weight.dtype == BLOCKS[kind]
+    assert embed.embed.tokens.dtype == BLOCKS[kind]
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -347,10 +347,12 @@ def test_inputs_have_8_bits_only_where_bfloat16_is_asked_for(tmp_path, kind) -> 
     for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-        _, *products, head = [operation for operation in NativeRunner(model).operations if operation.weight.scales]
-        assert len(products) == 8
-        assert {operation.weight.int8_inputs for operation in products} == {int(dtype == torch.bfloat16)}
-        assert not head.weight.int8_inputs
+        operations = NativeRunner(model).operations
+        weights = [operation.linear.weight for operation in operations if operation.kind == library.KINDS["linear"]]
+        weights += [operation.add.linear.weight for operation in operations if operation.kind == library.KINDS["add"]]
+        assert len(weights) == 8
+        assert {weight.int8_inputs for weight in weights} == {int(dtype == torch.bfloat16)}
+        assert not operations[-1].logits.linear.weight.int8_inputs
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptneo", "lstm"])

@@ -13,6 +13,7 @@ from references import assert_close, ids_of
 from safetensors.torch import load_file, save_file
 
 import minhub_py
+from minhub_py.inference.native.library import KINDS
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.quantize import Quantized
 
@@ -64,7 +65,8 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path
     assert any(int(start, 16) <= table.data_ptr() < int(end, 16) for start, end in mapped)
     if EXACT:
         runner: Any = runner_of(model)
-        assert table.data_ptr() in [operation.weight.data for operation in runner.operations]
+        [inputs] = [operation for operation in runner.operations if operation.kind == KINDS["layer_inputs"]]
+        assert inputs.layer_inputs.tokens.data == table.data_ptr()
 
 
 @torch.inference_mode()
