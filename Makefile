@@ -1,4 +1,5 @@
 # make demo: text from a model that ships with the package.   make test: the whole suite.
+# make native: compile the C files that have changed.
 # make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
 # PYTHON makes the environment VENV; an environment that exists may be named, too.
@@ -8,12 +9,14 @@ BIN := $(VENV)/bin
 # Of setup.py's TARGETS.
 PLATFORMS := manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_11_0_x86_64 macosx_11_0_arm64 win_amd64 win_arm64
 # Sources only: the library and bytecode in the same folder are results.
-BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard minhub_py/inference/native/*.[ch])
+DECODER := $(wildcard minhub_py/inference/native/*.[ch])
+BUILT_FROM := pyproject.toml setup.py constraints.txt $(DECODER)
 
 # The tests start many Pythons: without bytecode on disk each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python setup.py --quiet build_ext --inplace
 # Two makes of one checkout wait for each other; macOS has no flock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile )$(MAKE) --no-print-directory
 
@@ -25,7 +28,13 @@ define install
 		'run make again (details: $(VENV)/install.log)'; exit 1; }
 endef
 
-.PHONY: demo test suite test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels programs r vignette docs clean
+# Install this package, with its decoder; where only C files have changed, COMPILE is enough.
+define install_here
+@echo 'Installing PyTorch and the other packages of $(1) into $(VENV): this takes some minutes'
+$(call install,--editable $(1))
+endef
+
+.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels programs r vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -49,6 +58,10 @@ test-file: $(VENV)/.installed-test
 # Test files run side by side, in the number and the order of tests/conftest.py: the longest first.
 suite: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+
+# The C decoder; compiles only the files that have changed.
+native: $(VENV)/.installed
+	$(COMPILE)
 
 test-rtorch: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest tests/r_bridge/test_r_package.py -m rtorch -rP
@@ -144,13 +157,11 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch and the other packages into $(VENV): this takes some minutes'
-	$(call install,--editable .)
+	$(if $(filter-out $(DECODER),$?),$(call install_here,.),$(COMPILE))
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.created $(BUILT_FROM)
-	@echo 'Installing PyTorch, its peers and the tools of the tests into $(VENV): this takes some minutes'
-	$(call install,--editable '.[test]')
+	$(if $(filter-out $(DECODER),$?),$(call install_here,'.[test]'),$(COMPILE))
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-wheels: $(VENV)/.installed-test

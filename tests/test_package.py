@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import inspect
-import os
 import pickle
 import re
 import subprocess
@@ -202,42 +201,6 @@ def test_from_config_has_the_sizes_and_fresh_weights() -> None:
     assert model.config == pretrained.config
     assert not pretrained.training
     assert not (model.wte.weight == pretrained.wte.weight).all()
-
-
-def build(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Compile the decoder to `out`, as pip does."""
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", out, "--build-temp", out / "temp"]
-    environment = {**os.environ, "MINHUB_NO_DECODER": "", **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_a_failed_compilation_is_an_error_unless_the_decoder_is_left_out(tmp_path: Path) -> None:
-    # It compiles an empty file: the other tests run the decoder as this installation has compiled it.
-    quick = tmp_path / "quick"
-    quick.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec {sys.executable} -c '
-                     '"open(__import__(\'sys\').argv[1], \'w\')" "$2"\n')  # fmt: skip
-    quick.chmod(0o700)
-    result = build(tmp_path / "failed", CC="/bin/false")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: the C decoder of minhub_py was not compiled (")
-    assert "set MINHUB_NO_DECODER=1" in result.stderr
-    assert build(tmp_path / "without", CC="/bin/false", MINHUB_NO_DECODER="1").returncode == 0
-    assert build(tmp_path / "compiled", CC=str(quick)).returncode == 0
-    assert [len(list((tmp_path / name).rglob("_decoder*"))) for name in ("failed", "without", "compiled")] == [0, 0, 2]
-
-
-def test_pip_installs_a_compiler_for_the_build_where_none_works(tmp_path: Path) -> None:
-    """Debian's gcc alone has no headers. With CC the user decides."""
-    code = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o700)
-    for environment, expected in (({}, True), ({"CC": "/bin/false"}, False), ({"MINHUB_NO_DECODER": "1"}, False)):
-        result = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-            env={"PATH": str(tmp_path), "HOME": str(tmp_path), **environment},
-        )  # fmt: skip
-        assert ("ziglang~=" in result.stdout.splitlines()[-1]) == expected, environment
 
 
 def test_every_package_is_installed() -> None:

@@ -55,7 +55,7 @@ class NativeRunner(TorchRunner):
         super().__init__(model)
         self.library = library.library()
         if self.library is None:
-            raise UnsupportedError(f"the C decoder is {library.opened()[1]}")
+            raise UnsupportedError(f"the C decoder is {library.opened().detail}")
         check_unmodified(model)
         self.kernels = library.kernels()
         self.program = program = Program(isinstance(model, Encoder))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -166,18 +166,36 @@ INTERFACE = 29 + 1000 * (ctypes.sizeof(Operation) + 1000 * ctypes.sizeof(Call))
 PATH = Path(__file__).with_name("_decoder.dll" if sys.platform == "win32" else "_decoder.so")
 
 
+class Opened(NamedTuple):
+    """The library and the name of its kernels; or None, the reason, and what to do about it.
+
+    broken: the library exists, but cannot be used.
+    """
+
+    library: Any
+    detail: str
+    advice: str = ""
+    broken: bool = False
+
+
 @cache
-def opened() -> tuple[Any, str]:
-    """The library and the name of its kernels; or None and the reason."""
+def opened() -> Opened:
+    """Open the library, unless MINHUB_NO_DECODER disables it."""
     if os.environ.get("MINHUB_NO_DECODER"):
-        return None, "disabled by MINHUB_NO_DECODER"
+        return Opened(
+            None, "disabled by MINHUB_NO_DECODER",
+            "unset MINHUB_NO_DECODER; if the decoder was not compiled, reinstall this package",
+        )  # fmt: skip
     if not PATH.exists():
-        return None, "not compiled"
+        compiler = "clang" if sys.platform == "win32" else "a C compiler"
+        advice = f"reinstall this package without MINHUB_NO_DECODER; if that fails, install {compiler} first"
+        return Opened(None, "not compiled", advice)
     try:
         library = load(PATH)
     except UnsupportedError as error:
-        return None, str(error)
-    return library, library.choose(None).decode()
+        advice = "reinstall this package on this computer, which compiles the decoder again and checks that it loads"
+        return Opened(None, str(error), advice, broken=True)
+    return Opened(library, library.choose(None).decode())
 
 
 def load(path: Path) -> Any:
@@ -185,11 +203,11 @@ def load(path: Path) -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:  # compiled on another system
-        raise UnsupportedError(f"does not load: {error}") from error
+        raise UnsupportedError(f"unusable: {error}") from error
     if interface := getattr(library, "interface", None):
         interface.restype = int64
     if not interface or interface() != INTERFACE:
-        raise UnsupportedError("of another version of the package: install it again")
+        raise UnsupportedError("of another version of the package")
     library.choose.argtypes, library.choose.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.decode.argtypes = [ctypes.POINTER(Operation), int64, ctypes.POINTER(Call)]
     library.decode.restype = None
@@ -214,12 +232,12 @@ def measured() -> str:
 
     ValueError: the decoder is missing, so that PyTorch would be measured unnoticed.
     """
-    compiled, detail = opened()
-    if compiled is not None:
-        return f"decoder in C, {detail} kernels"
+    state = opened()
+    if state.library is not None:
+        return f"decoder in C, {state.detail} kernels"
     if os.environ.get("MINHUB_NO_DECODER"):
         return "PyTorch without the decoder in C"
     raise ValueError(
-        f"the decoder in C is {detail}, so this would measure PyTorch: install the package again with a C compiler, or "
-        "set MINHUB_NO_DECODER=1 to measure PyTorch"
+        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set MINHUB_NO_DECODER=1 "
+        "to measure PyTorch"
     )
