@@ -238,6 +238,6 @@ def measured() -> str:
     if os.environ.get("MINHUB_NO_DECODER"):
         return "PyTorch without the decoder in C"
     raise ValueError(
-        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set MINHUB_NO_DECODER=1 "
-        "to measure PyTorch"
+        f"the decoder in C is {state.detail}, so this would measure PyTorch: {state.advice}; or set "
+        "MINHUB_NO_DECODER=1 to measure PyTorch"
     )
