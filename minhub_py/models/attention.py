@@ -68,6 +68,9 @@ def attention(
     if softcap is None and sinks is None:
         k, v = repeat_kv(k, q.size(1)), repeat_kv(v, q.size(1))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale)
+        if q.is_cpu and k.size(2) < 16:  # PyTorch's fused attention then drops NaN and infinity of q, and of a single k
+            finite = torch.isfinite(q) if k.size(2) > 1 else torch.isfinite(q) & torch.isfinite(k)
+            y = y.masked_fill(~finite.all(dim=3, keepdim=True), float("nan"))
     else:  # fused attention has neither
         weights = attention_weights(q, k, mask, causal, scale, softcap, sinks)
         y = F.dropout(weights, dropout).to(v.dtype) @ repeat_kv(v, q.size(1))
