@@ -38,6 +38,13 @@ class PrefixCache:
         self.entries: list[CachedPrefix] = []  # least recently used first
         self.lock = Lock()  # engines of several models may share a cache
 
+    def copy(self) -> "PrefixCache":
+        """A cache with the same entries."""
+        result = PrefixCache(self.size)
+        with self.lock:
+            result.entries = list(self.entries)
+        return result
+
     def longest(
         self, ids: Sequence[int], adapter_start: int | None = None, invocation: Invocation | None = None,
         known: int = 0, loaded: CachedPrefix | None = None,

@@ -217,6 +217,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
     from minhub_py.fitting import describe
     from minhub_py.inference.arguments import not_a_decoder
+    from minhub_py.inference.native.library import library
     from minhub_py.pretrained import open_checkpoint
 
     task = TASKS[job.task]
@@ -245,7 +246,8 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
         "model": fingerprint(path), "loading": loading,
         "input": [[source.path.name, source.rows, source.digest] for source in inputs],
     }  # fmt: skip
-    return worker, record if task.exact else {**record, "threads": threads_per_process(job)}
+    exact = task.exact and library() is not None
+    return worker, record if exact else {**record, "threads": threads_per_process(job)}
 
 
 def check_separators(job: Job, inputs: Sequence[Source]) -> None:

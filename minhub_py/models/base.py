@@ -106,6 +106,10 @@ class LanguageModel(nn.Module):
         """The input (B, T, C) of the head, for token IDs (B, T). `past`: their positions and the cache."""
         raise NotImplementedError
 
+    def remove_head(self) -> None:
+        """Remove the output head, for a classifier."""
+        self.lm_head = None
+
     def logits(self, x: Tensor) -> Tensor:
         """The head: (B, T, V) from (B, T, C)."""
         raise NotImplementedError

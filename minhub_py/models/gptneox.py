@@ -104,6 +104,10 @@ class GPTNeoX(LanguageModel):
     def cache_layout(self) -> Layout:
         return [KeyValues(self.config.num_attention_heads, self.config.head_size)] * self.config.num_hidden_layers
 
+    def remove_head(self) -> None:
+        """See `LanguageModel.remove_head`."""
+        self.embed_out = None
+
     def steps(self) -> Iterator[Step]:
         block: Any
         yield Embed(self.embed_in, dropout=self.drop.p)

@@ -376,7 +376,7 @@ def test_new_weights_at_the_address_of_freed_ones_invalidate_the_prefix_cache(bo
     memory[:] = memory[:, ::-1].copy()
     weight.data = torch.from_numpy(memory)
     other = chat.fork()
-    other._generator.prefixes = []
+    other._generator.forget()
     reply, expected = chat.say("ab"), other.say("ab")
     assert reply.kept == 0
     assert (reply.ids, reply.logprobs) == (expected.ids, expected.logprobs)
