@@ -14,7 +14,7 @@ from minhub_py.checkpoints.storage import read_object
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
-from minhub_py.registry import architecture_of
+from minhub_py.registry import ARCHITECTURES, architecture_of
 
 SEQUENCE_TASK = "SEQ_CLS"
 HEAD_NAMES = ("architectures", "id2label", "label2id", "problem_type")  # in config.json
@@ -26,7 +26,10 @@ def classifier_config(config: ModelConfig, labels: Sequence[str]) -> ModelConfig
     ValueError: the architecture has no classification head.
     """
     if not hasattr(config, "id2label"):
-        raise ValueError(f"{config.TITLE} has no classification head: use an encoder, or Llama, Mistral, Qwen or Gemma")
+        without = {architecture.Config.TITLE for architecture in ARCHITECTURES.values()
+                   if not hasattr(architecture.Config, "id2label")}  # fmt: skip
+        raise ValueError(f"{config.TITLE} has no classification head: use a model of any architecture except "
+                         f"{', '.join(sorted(without))}")  # fmt: skip
     if getattr(config, "encoder_only", False):
         raise ValueError(f"{config.TITLE}: a sequence classification head reads the decoder, which this model lacks: "
                          "use a checkpoint with a decoder")  # fmt: skip

@@ -67,6 +67,7 @@ class LanguageModel(nn.Module):
     config: ModelConfig
     encoder_decoder = False
     encoder_only = False
+    lm_head: Any  # the output head; None if the embedding's weight replaces it
     without_head = False  # an embedding model, whose checkpoint has no output head
     # Content of generation_config.json, set by `from_pretrained`; chat/defaults.py reads the sampling settings.
     generation_config: Mapping[str, Any] = MappingProxyType({})

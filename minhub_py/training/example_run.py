@@ -75,8 +75,8 @@ def encode_examples(
     template = chat_template_of(start, tokenizer)
     eos = None if objective in ("labels", "masked") else eos_of(config, template)
     if objective in ("chat", "completion", "preference") and (eos is None or not end_tokens(template)):
-        listener.note("a token that ends a reply is missing in the config, the tokenizer and the chat template, so that "
-                      "the model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
+        listener.note("config, tokenizer and chat template have no token that ends a reply, so that the "
+                      "model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
     encoder = Encoder(tokenizer, template, eos, settings.context or 0, invocation_of(settings.lora, start, tokenizer))
     examples = prepare_examples(
         paths, [path.name for path in paths], folder.tokens, encoder, objective, settings.held_out, settings.seed,

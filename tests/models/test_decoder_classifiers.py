@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification as AutoModel
 
 import minhub_py
 from minhub_py import classify, embed, generate, rerank, save_pretrained
+from minhub_py.adapters.heads import classifier_config
 from minhub_py.checkpoints.tokenizers.tokenizer import train_byte_level_bpe
 from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.encoder_runner import TorchEncoder, encoder_runner
@@ -294,3 +295,9 @@ def test_a_file_with_an_unknown_head_names_its_tensors(tmp_path: Path) -> None:
     save_file({**tensors, "score.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"score\.bias"):
         minhub_py.from_pretrained(tmp_path)
+
+
+def test_the_error_for_a_missing_head_lists_the_architectures_without_one() -> None:
+    config = minhub_py.lstm(vocab_size=9, embedding_size=4, hidden_size=4).config
+    with pytest.raises(ValueError, match=r"LSTM has no classification head: use .* except Gemma 4, LFM2, LSTM"):
+        classifier_config(config, ["a", "b"])
