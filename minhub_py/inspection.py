@@ -1,6 +1,6 @@
 """Reports of `minhub inspect` and `minhub verify`, as plain data."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -36,9 +36,10 @@ def inspect(identifier: str, revision: str = "main") -> dict[str, Any]:
         files = open_files(identifier, revision, local_files_only=True)
     except FileNotFoundError:  # not cached: use the config only
         architecture, config, path = read_config(identifier, revision)
+        layout: Layout = "hub"
         source = {"kind": "preset" if path is None else "config"}
-        model, layout = skeleton(architecture.new, config), "hub"
-        tensors = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
+        model = skeleton(architecture.new, config)
+        tensors: Mapping[str, Tensor] = dict(weights_map.to_hub(architecture.model_type, model.state_dict(), config))
         stored = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     else:
         architecture, config, (tensors, _, layout) = files.architecture, files.config, files.checkpoint.contents

@@ -1,8 +1,8 @@
 """Load models in one pass, and save them.
 
     open_files    identifier -> the checkpoint with its config, and the folders of adapters (loading/files.py)
-    collect       what the tensors decide: head, tied embeddings, multi-token prediction (loading/facts.py)
-    fit           the model on the meta device; every tensor has its place
+    collect       head, tied embeddings, multi-token prediction and quantization of the files (loading/facts.py)
+    fit           the model on the meta device; each tensor belongs to a parameter
     assign        the weights: views of the mapped file, in other dtypes, or quantized
     load_adapters models with adapters, which share the weights (adapters/loading.py)
 
@@ -34,7 +34,7 @@ from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
 from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.loading.facts import Facts, collect, fit
-from minhub_py.loading.files import ModelFiles, check_architecture, open_files
+from minhub_py.loading.files import ModelFiles, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.steps import LayerInputs
@@ -148,15 +148,15 @@ def read_config(
 
     Downloads no weights, except those in a GGUF file. Published sizes such as gpt2-xl need no network; their folder is
     None unless the model is cached.
-    Raises the errors of from_pretrained() and check_architecture().
+    Raises the errors of `open_files`.
     """
-    opening = partial(open_files, identifier, revision, entry=entry, weights=None, token=token)
+    opening = partial(open_files, identifier, revision, entry=entry, weights="never", token=token)
     if revision == "main" and local.locate(identifier) is None and (published := preset(os.fspath(identifier))):
         try:
             files = opening(local_files_only=True)
         except FileNotFoundError:  # not cached
-            if entry is not None:
-                check_architecture(published[1], entry, identifier)
+            if problem := other_architecture(published[1], entry):
+                raise ValueError(f"{identifier} {problem}") from None
             return *published, None
     else:
         files = opening(local_files_only=local_files_only)

@@ -109,7 +109,7 @@ def fetch(
 ) -> Path:
     """The local folder or GGUF file of an identifier, downloaded if necessary. Prints the size of a download first.
 
-    Arguments and errors are those of locate(), find() and download().
+    Raises the errors of locate(), find() and download().
     """
     found = locate(identifier, revision) or find(
         os.fspath(identifier), revision, token=token, local_files_only=local_files_only, weights=weights, files=files
@@ -249,7 +249,7 @@ def download_weights(plan: Plan, *, token: Token = None, progress: bool = True) 
 
 
 def _missing_bytes(plan: Plan) -> int:
-    """The bytes that remain to download, without those of interrupted downloads."""
+    """The number of bytes to download, without the parts from interrupted downloads."""
     absent = [file for file in plan.files if not _is_cached(plan, file)]
     return sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
 

@@ -69,7 +69,7 @@ def locate(identifier: str | os.PathLike[str], revision: str = "main") -> Path |
 
 
 def builtin(name: str) -> Path:
-    """The folder of a built-in. FileNotFoundError: there is no such built-in; the message lists them."""
+    """The folder of a built-in. FileNotFoundError: unknown name; the message lists the built-ins."""
     built_in = {f"minhub/{path.parent.name}": path.parent for path in sorted(BUILTIN.glob("*/config.json"))}
     if name not in built_in:
         listed = ", ".join(built_in) or "none"

@@ -120,7 +120,7 @@ def head_of(model: str, revision: str) -> dict[str, Any]:
     from minhub_py.analysis.classify import check_classifier
     from minhub_py.loading.files import open_files
 
-    config: Any = open_files(model, revision, weights=None).config
+    config: Any = open_files(model, revision, weights="never").config
     check_classifier(config, "classify")
     regression = {"regression": True} if config.problem_type == "regression" else {}
     return {"labels": list(config.labels), "zero_shot": False, **regression}

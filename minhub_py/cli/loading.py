@@ -36,7 +36,7 @@ def open_model(
 
     def opening() -> "tuple[ModelFiles, Tokenizer]":
         """The files and the tokenizer. Errors precede the download of the weights."""
-        files = open_files(identifier, revision, adapter=adapter, weights=False)
+        files = open_files(identifier, revision, adapter=adapter, weights="later")
         if files.adapters and group is not None:
             raise ValueError(ADAPTER_IN_GROUP)
         if not encoders and files.model_class.encoder_only:

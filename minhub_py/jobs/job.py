@@ -216,7 +216,7 @@ def prepare(job: Job, inputs: Sequence[Source]) -> tuple[Worker, dict[str, Any]]
     from minhub_py.loading.files import open_files
 
     task, loading = TASKS[job.task], dict(job.loading or {})
-    files = open_files(job.model, loading.pop("revision", "main"), weights=False)
+    files = open_files(job.model, loading.pop("revision", "main"), weights="later")
     if files.adapter is not None:
         raise ValueError(f"{files.adapter} is an adapter: merge it into its model first, with minhub convert")
     path, is_encoder = files.path, files.model_class.encoder_only

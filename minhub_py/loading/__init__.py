@@ -1,5 +1,5 @@
 """Loading of models in one pass: files, facts, config, model, weights, adapters.
 
-files       where the files of a model and its adapters are; the settings are read, the weights are not
-facts       what the files contain: the head, tied embeddings, multi-token prediction, quantized weights
+files       identifier -> the checkpoint with its config, and the folders of adapters
+facts       head, tied embeddings, multi-token prediction and quantized weights of the files; the model without weights
 """

@@ -1,4 +1,4 @@
-"""What the files of a model contain, and the model that fits them, without weights.
+"""Facts of the tensors of a checkpoint, and the model on the meta device that fits them.
 
 config.json describes a model before it was saved. The tensors decide whether there is a head, whether it shares the
 weight of the embedding, and whether there is a head for multi-token prediction.

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import weights_map
 from minhub_py.adapters.loading import DEFAULT_ADAPTER, AdapterSource, adapter_folders, base_in, is_adapter
@@ -21,7 +21,7 @@ from minhub_py.system.extras import require
 class ModelFiles:
     """The opened files of a model.
 
-    config: of config.json and generation_config.json; see `facts.collect` for what the tensors change.
+    config: of config.json and generation_config.json; `facts.collect` compares it with the tensors.
     adapters: the folder of each adapter by name.    adapter: the folder of the adapter that the loaded model has.
     plan: the download of the weights, if it remains.    token: for this download.
     """
@@ -57,21 +57,21 @@ def open_files(
     *,
     entry: Entry | None = None,
     adapter: AdapterSource | Mapping[str, AdapterSource] | None = None,
-    weights: bool | None = True,
+    weights: Literal["now", "later", "never"] = "now",
     token: str | None = None,
     local_files_only: bool = False,
 ) -> ModelFiles:
     """Open the files of a model, all from the same commit: the revision is resolved once.
 
-    An identifier that is a local folder with an adapter stands for its base with this adapter. The architecture,
+    For a local folder with an adapter, these are the files of its base, and the adapter. The architecture,
     `entry` and the settings are checked before any weights are downloaded (for a GGUF file, after the download).
 
-    weights: True downloads them; with False, `ModelFiles.complete` does; None omits them.
-    Raises the errors of from_pretrained() and check_architecture().
+    weights: when they are downloaded; "later" is the call of `ModelFiles.complete`.
+    Raises the errors of from_pretrained(). ValueError: also for the model of another entry than `entry`.
     """
     adapters = adapter_folders(adapter, token=token, local_files_only=local_files_only)
-    found: Path | hub.Plan | None = local.locate(identifier, revision)
-    if isinstance(found, Path) and is_adapter(found):
+    found = local.locate(identifier, revision)
+    if found is not None and is_adapter(found):
         if adapters:
             raise ValueError(f"{found} has an adapter already: omit adapter, or load its base with both adapters")
         adapters, adapter = {DEFAULT_ADAPTER: found}, found
@@ -80,29 +80,40 @@ def open_files(
         if found is not None and is_adapter(found):
             raise ValueError(f"{adapter} is an adapter of {found}, which is an adapter, too: merge that one first, "
                              "with minhub convert")  # fmt: skip
+    plan = None
     if found is None:
-        name = os.fspath(identifier)
-        if name.endswith(".gguf"):
-            require("gguf")  # before a download
-        found = hub.find(name, revision, token=token, local_files_only=local_files_only, weights=weights is not None)
-    plan = found if isinstance(found, hub.Plan) else None
-    if isinstance(found, hub.Plan):
-        (hub.download if found.gguf else hub.download_settings)(found, token=token)
-        found = found.path
+        found, plan = repository_settings(
+            os.fspath(identifier), revision, weights=weights != "never", token=token, local_files_only=local_files_only
+        )
     checkpoint = checkpoint_at(found)
     if checkpoint.config is None:
         architecture, config = described_by_shapes(checkpoint)
     else:
         architecture, config = describe(checkpoint.config, checkpoint.generation_config)
-    if entry is not None:
-        check_architecture(config, entry, identifier)
-    if plan is not None and weights is not False:
-        hub.download_weights(plan, token=token)
-    is_one = isinstance(adapter, str | os.PathLike)
-    return ModelFiles(
-        checkpoint, architecture, config, adapters, adapters[DEFAULT_ADAPTER] if is_one else None,
-        plan if weights is False else None, token,
-    )  # fmt: skip
+    if problem := other_architecture(config, entry):
+        raise ValueError(f"{identifier} {problem}")
+    selected = adapters[DEFAULT_ADAPTER] if isinstance(adapter, str | os.PathLike) else None
+    files = ModelFiles(checkpoint, architecture, config, adapters, selected, plan, token)
+    return files.complete() if plan is not None and weights != "later" else files
+
+
+def repository_settings(
+    name: str, revision: str, *, weights: bool, token: str | None, local_files_only: bool
+) -> tuple[Path, hub.Plan | None]:
+    """The folder of a repository with its settings, and the plan to download its weights; None if none remain.
+
+    A GGUF file contains its settings: it is downloaded completely.
+    weights: whether the plan includes them.
+    """
+    if name.endswith(".gguf"):
+        require("gguf")  # before a download
+    found = hub.find(name, revision, token=token, local_files_only=local_files_only, weights=weights)
+    if isinstance(found, Path):
+        return found, None
+    if found.gguf:
+        return hub.download(found, token=token), None
+    hub.download_settings(found, token=token)
+    return found.path, found
 
 
 def describe(settings: dict[str, Any], generation: Mapping[str, Any]) -> tuple[Architecture, ModelConfig]:
@@ -148,8 +159,7 @@ def with_token_ids(config: ModelConfig, generation: Mapping[str, Any]) -> ModelC
     return replace(config, **ids) if ids else config
 
 
-def check_architecture(config: ModelConfig, entry: Entry, identifier: object) -> None:
-    """ValueError: the config belongs to another entry than `entry`."""
+def other_architecture(config: ModelConfig, entry: Entry | None) -> str:
+    """A predicate for error messages if the config does not belong to `entry`; otherwise ""."""
     actual = entry_of(config.to_hub()["model_type"])
-    if entry is not actual:
-        raise ValueError(f"{identifier} holds a {actual.name} model: call {actual.name}_from_pretrained()")
+    return "" if entry in (None, actual) else f"holds a {actual.name} model: call {actual.name}_from_pretrained()"
