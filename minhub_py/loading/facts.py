@@ -108,8 +108,8 @@ def with_stored_head(architecture: Architecture, config: ModelConfig, names: Col
     if head != "masked_lm":
         [name], base = config.to_hub()["architectures"], without.to_hub()["architectures"]
         raise ValueError(
-            f"the files have no weights of the head of {name}, which config.json names in architectures: to load the "
-            f"model without a head, set architectures to {base} in a local copy"
+            f"the checkpoint has no weights of the head of {name}, which config.json names in architectures: to load "
+            f"the model without a head, set architectures to {base} in a local copy"
         )
     return without
 
@@ -121,17 +121,17 @@ def names_headless_class(settings: Mapping[str, Any]) -> bool:
 
 
 def check_mtp(config: ModelConfig, names: Collection[str]) -> None:
-    """ValueError: the files have no head for multi-token prediction, or another one."""
+    """ValueError: the checkpoint has no head for multi-token prediction, or another one."""
     names = {name.removeprefix("model.") for name in names}
     if not hasattr(config, "mtp_layers") or "mtp.fc.weight" not in names:
         raise ValueError(
-            "the files have no head for multi-token prediction (no mtp.* tensors): load the model without the head, "
-            f"and omit {setting('draft', 'mtp')}"
+            "the checkpoint has no head for multi-token prediction (no mtp.* tensors): load the model without the "
+            f"head, and omit {setting('draft', 'mtp')}"
         )
     others = [name for name in names if name.startswith("mtp.embed_tokens.") or name.startswith("mtp.layers.1.")]
     if others:
         raise ValueError(
-            f"the files have a head for multi-token prediction with {others[0]}: only heads with one layer and the "
+            f"the checkpoint has a head for multi-token prediction with {others[0]}: only heads with one layer and the "
             "embedding of the model are supported. Load the model without the head"
         )
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from minhub_py.system.extras import require
 from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
@@ -21,8 +20,6 @@ def from_pretrained(
     from minhub_py.pretrained import load
     from minhub_py.registry import ENTRIES
 
-    if identifier.lower().endswith(".gguf"):
-        require("gguf")  # before a download
     files = open_files(
         identifier, revision, entry=ENTRIES[family] if family else None, adapter=adapter, token=token,
         local_files_only=local_files_only,
