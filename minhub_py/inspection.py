@@ -109,7 +109,7 @@ def verify(
         problems += hub.file_problems(folder, plan)
         checked.append("files, against the Hub's hashes" if plan else "files, against the cache's hashes (offline)")
     checkpoint = checkpoint_at(folder)
-    files = cache(partial(open_files, folder))
+    files = cache(partial(open_files, folder, local_files_only=True))
     facts = cache(lambda: collect(files()))
     checks: dict[str, Callable[[], list[str]]] = {
         "tensors": lambda: _check_tensors(facts()),

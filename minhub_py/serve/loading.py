@@ -46,7 +46,7 @@ def task_at(path: Path) -> Task | None:
 @lru_cache(maxsize=1024)  # each request lists the models, and reading the vocabulary of a GGUF file takes 0.2 s
 def task_of_version(path: Path, changed: int) -> Task:
     """The same for a file or folder that was changed at this time, in nanoseconds."""
-    files = open_files(path)
+    files = open_files(path, weights="never", local_files_only=True)
     return task_of(files.model_class, files.config)
 
 

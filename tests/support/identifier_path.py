@@ -20,7 +20,7 @@ import minhub_py
 ROOT = str(Path(minhub_py.__file__).parents[1]) + os.sep
 # Packages and modules from the lowest to the highest layer (CONTRIBUTING.md). Those that are not listed are above.
 LAYERS = (
-    ("system",), ("models", "registry", "config"), ("weights_map", "checkpoints", "inference", "distributed"),
+    ("system",), ("models", "registry", "config"), ("inference", "distributed"), ("weights_map", "checkpoints"),
     ("loading", "adapters", "pretrained", "inspection"),
 )  # fmt: skip
 GENERATED = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")
