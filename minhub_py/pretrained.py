@@ -208,8 +208,8 @@ def load(
     assign(model, facts, kinds, target_device, target)
     if isinstance(files.checkpoint, GGUFCheckpoint):
         model.embedding_settings = files.checkpoint.embedding_settings
-    elif facts.has_modules:
-        model.embedding_settings = read_embedding_settings(files.path)
+    else:
+        model.embedding_settings = read_embedding_settings(files.path) if facts.has_modules else None
     model.eval()
     load_adapters(model, files.adapters)
     return model.adapter(DEFAULT_ADAPTER) if files.adapter is not None else model
