@@ -22,7 +22,7 @@ from torch import Tensor
 from minhub_py.adapters import mlx
 from minhub_py.adapters.config import AdapterConfig, read_config
 from minhub_py.checkpoints.pickles import open_pickle
-from minhub_py.checkpoints.storage import open_safetensors, read_object
+from minhub_py.checkpoints.storage import open_tensors, read_json
 from minhub_py.checkpoints.writing import write_safetensors
 from minhub_py.models.base import ModelConfig
 from minhub_py.models.lora import LoRAFactors
@@ -74,7 +74,7 @@ def stored_adapter(folder: Path) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"{folder} is not an adapter in the format of PEFT or mlx-lm: it has no {CONFIG}")
-    source, values = str(folder / CONFIG), read_object(folder / CONFIG)
+    source, values = str(folder / CONFIG), read_json(folder / CONFIG, dict)
     if not mlx.is_mlx(values):
         return read_config(values, source), stored_tensors(folder)[0]
     return mlx.to_peft(values, stored_tensors(folder, mlx.WEIGHTS)[0], source)
@@ -86,7 +86,7 @@ def stored_tensors(folder: Path, weights: str = WEIGHTS) -> tuple[dict[str, Tens
     FileNotFoundError: the folder has no such file. ValueError: the file is corrupt.
     """
     if (folder / weights).exists():
-        file = open_safetensors(folder / weights)
+        file = open_tensors(folder / weights)
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     if weights == WEIGHTS and (folder / PICKLE).exists():
         return open_pickle(folder / PICKLE), {}

@@ -10,7 +10,7 @@ from torch import nn
 
 from minhub_py.adapters.files import CONFIG, PREFIX, has_weights, stored_tensors
 from minhub_py.adapters.targets import bare_model, conversions_of
-from minhub_py.checkpoints.storage import read_object
+from minhub_py.checkpoints.storage import read_json
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
@@ -88,7 +88,7 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
 
     The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a regression.
     """
-    values = read_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    values = read_json(folder / CONFIG, dict) if (folder / CONFIG).exists() else {}
     if values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
         return model
     tensors, metadata = stored_tensors(folder)

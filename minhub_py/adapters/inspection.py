@@ -9,7 +9,8 @@ from minhub_py.adapters.config import AdapterConfig
 from minhub_py.adapters.files import stored_adapter
 from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
-from minhub_py.adapters.loading import adapter_folder, local_adapter
+from minhub_py.adapters.loading import base_in, is_adapter
+from minhub_py.checkpoints.local import locate
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_file
 from minhub_py.inspection import tokenizer_problems, value_problems
 from minhub_py.models.skeleton import skeleton
@@ -21,7 +22,8 @@ def inspect_adapter(identifier: str) -> dict[str, Any] | None:
 
     FileNotFoundError: its tensors are missing.    ValueError: a setting is not supported, or a file is corrupt.
     """
-    if (folder := local_adapter(identifier)) is None:
+    folder = locate(identifier)
+    if folder is None or not is_adapter(folder):
         return None
     config, tensors = stored_adapter(folder)
     defaults = asdict(AdapterConfig())
@@ -47,9 +49,10 @@ def verify_adapter(identifier: str) -> dict[str, Any] | None:
 
     Checks the settings and tensors against the config of the base, all values, and the tokenizer.
     """
-    if (parts := adapter_folder(identifier)) is None:
+    folder = locate(identifier)
+    if folder is None or not is_adapter(folder):
         return None
-    base, revision, folder = parts
+    base, revision = base_in(folder)
     checked, problems = list[str](), list[str]()
     try:
         checked, problems = check_adapter(base, revision, folder)

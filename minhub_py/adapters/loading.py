@@ -11,8 +11,7 @@ from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
 from minhub_py.adapters.mlx import WEIGHTS as MLX_WEIGHTS
 from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import read_object
-from minhub_py.inference.arguments import check_path
+from minhub_py.checkpoints.storage import read_json
 from minhub_py.models.base import LanguageModel
 
 AdapterSource = str | os.PathLike[str]
@@ -53,22 +52,18 @@ def fetch(identifier: str | os.PathLike[str], revision: str, **access: Any) -> P
     raise missing[0]
 
 
-def local_adapter(identifier: str | os.PathLike[str]) -> Path | None:
-    """The folder, if the identifier is a local folder with an adapter but without a model."""
-    check_path("the model", identifier)
-    folder = Path(os.path.expanduser(os.fspath(identifier)))
-    return folder if (folder / CONFIG).is_file() and not (folder / "config.json").exists() else None
+def is_adapter(path: Path) -> bool:
+    """Whether a path is the folder of an adapter without a model."""
+    return (path / CONFIG).is_file() and not (path / "config.json").exists()
 
 
-def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] | None:
-    """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not name its base."""
-    if (folder := local_adapter(identifier)) is None:
-        return None
-    values = read_object(folder / CONFIG)
+def base_in(folder: Path) -> tuple[str, str]:
+    """The identifier and revision of the base of an adapter. ValueError: the adapter does not name its base."""
+    values = read_json(folder / CONFIG, dict)
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
-    return base, values.get("revision") or "main", folder
+    return base, values.get("revision") or "main"
 
 
 def load_adapters(model: LanguageModel, folders: Mapping[str, Path]) -> None:

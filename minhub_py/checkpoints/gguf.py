@@ -28,7 +28,7 @@ from torch import Tensor
 import weights_map
 from minhub_py.checkpoints.gguf_header import FLOAT_TYPES, Header, StoredTensor, memory_map, package, read_header
 from minhub_py.checkpoints.sentence_transformers import EmbeddingSettings
-from minhub_py.checkpoints.storage import Checkpoint, Layout
+from minhub_py.checkpoints.storage import Checkpoint, Contents
 from minhub_py.models import rotary
 from minhub_py.system.printable import printable
 from weights_map.blocks import TYPES, Blocks
@@ -302,10 +302,6 @@ class GGUFCheckpoint(Checkpoint):
     def files(self) -> list[Path]:
         return [self.path]
 
-    @property
-    def layout(self) -> Layout:
-        return "hub"
-
     def auto_quantization(self, names: Sequence[str], native: Mapped) -> Blocks | str | None:
         """See `Checkpoint`. Tensors whose blocks cannot be used become int8: nf4 would lose further accuracy."""
         hub_names = [hub_name for name in names for hub_name in native.sources(name)]
@@ -327,8 +323,10 @@ class GGUFCheckpoint(Checkpoint):
         return Mapped(self.architecture.table, self._tensors.meta, "hub", SimpleNamespace(**self.config))
 
     @cached_property
-    def meta(self) -> Mapping[str, Tensor]:
-        return dict(self._shapes)
+    def contents(self) -> Contents:
+        """See `Checkpoint`. The names and shapes are the Hub's."""
+        meta = dict(self._shapes)
+        return Contents(meta, dict.fromkeys(meta, self.path), "hub")
 
     @cached_property
     def _hub(self) -> Mapped:

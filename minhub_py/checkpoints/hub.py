@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,35 +105,45 @@ def fetch(
     local_files_only: bool = False,
     weights: bool = True,
     progress: bool = True,
-    check: Callable[[Path], object] | None = None,
     files: Sequence[str] = (),
 ) -> Path:
     """The local folder or GGUF file of an identifier, downloaded if necessary. Prints the size of a download first.
 
+    Raises the errors of locate(), find() and download().
+    """
+    found = locate(identifier, revision) or find(
+        os.fspath(identifier), revision, token=token, local_files_only=local_files_only, weights=weights, files=files
+    )
+    return found if isinstance(found, Path) else download(found, token=token, progress=progress)
+
+
+def find(
+    repository: str,
+    revision: str = "main",
+    *,
+    token: Token = None,
+    local_files_only: bool = False,
+    weights: bool = True,
+    files: Sequence[str] = (),
+) -> "Path | Plan":
+    """The plan to download a repository or its GGUF file; offline, the cached folder or file.
+
     local_files_only: open no connection, as with HF_HUB_OFFLINE; FileNotFoundError if a file is not cached.
-    check: called once with the folder, before weights are downloaded; may raise.
     files: the names of the files to download instead of a model, such as an adapter's.
     If the Hub cannot be reached, a complete cached copy is used with a warning.
-    Raises the errors of locate(), plan_download() and download().
+    Raises the errors of plan_download().
     """
-    folder = locate(identifier, revision)
-    repository = os.fspath(identifier)
-    if folder is None and (local_files_only or offline()):
-        folder = cached(repository, revision, weights, files)
-    if folder is None:
+    if local_files_only or offline():
+        return cached(repository, revision, weights, files)
+    try:
+        return plan_download(repository, revision, token=token, weights=weights, files=files)
+    except ConnectionError as error:
         try:
-            plan = plan_download(repository, revision, token=token, weights=weights, files=files)
-        except ConnectionError as error:
-            try:
-                folder = cached(repository, revision, weights, files)
-            except FileNotFoundError:
-                raise error from None  # the connection is the problem, not the cache
-            warnings.warn(f"{error} Using the copy in the local cache.", stacklevel=2)
-        else:
-            return download(plan, token=token, progress=progress, check=check)
-    if check is not None:
-        check(folder)
-    return folder
+            folder = cached(repository, revision, weights, files)
+        except FileNotFoundError:
+            raise error from None  # the connection is the problem, not the cache
+        warnings.warn(f"{error} Using the copy in the local cache.", stacklevel=2)
+        return folder
 
 
 def plan_download(
@@ -198,41 +208,50 @@ def plan_download(
     return with_files(names)
 
 
-def download(
-    plan: Plan, *, token: Token = None, progress: bool = True, check: Callable[[Path], object] | None = None
-) -> Path:
+def download(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
     """Download the missing files of a plan and verify their hashes. Returns the folder, or the GGUF file.
 
     Resumes interrupted downloads.
-    check: called with the folder before the weights are downloaded (a GGUF file: afterwards); may raise.
 
     OSError: a hash is wrong, or the disk is full. ConnectionError, PermissionError, FileNotFoundError: as for
     plan_download().
     """
+    download_settings(plan, token=token, progress=progress)
+    return download_weights(plan, token=token, progress=progress)
+
+
+def download_settings(plan: Plan, *, token: Token = None, progress: bool = True) -> None:
+    """The first part of `download`: config.json and the tokenizer, to check them before the weights."""
     store = store_of(plan.repository)
     if progress and plan.missing_bytes:
         count = sum(not file.cached for file in plan.files)
         summary = f"{plan.repository} at {plan.commit[:7]}: {count} files, {size(plan.missing_bytes)}"
         print(f"Downloading {summary}", file=sys.stderr)
-    absent = [file for file in plan.files if not _is_cached(plan, file)]
-    needed = sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
+    needed = _missing_bytes(plan)
     with _cache_usable(plan.repository, needed):
         store.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(store).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        small = [file for file in plan.files if file.name in SMALL]
-        for file in small:
-            _obtain(plan, file, token, progress)
-    if check is not None and plan.gguf is None:
-        check(plan.folder)
-    with _cache_usable(plan.repository, needed):
-        for file in plan.files[len(small) :]:
-            _obtain(plan, file, token, progress)
+        for file in plan.files:
+            if file.name in SMALL:
+                _obtain(plan, file, token, progress)
+
+
+def download_weights(plan: Plan, *, token: Token = None, progress: bool = True) -> Path:
+    """The second part of `download`: all other files. The commit is then complete, and offline calls use it."""
+    with _cache_usable(plan.repository, _missing_bytes(plan)):
+        for file in plan.files:
+            if file.name not in SMALL:
+                _obtain(plan, file, token, progress)
         # At the end: a ref to an incomplete commit would hide an older, complete one from offline calls.
         _record(plan)
-    if check is not None and plan.gguf is not None:
-        check(plan.path)
     return plan.path
+
+
+def _missing_bytes(plan: Plan) -> int:
+    """The number of bytes to download, without the parts from interrupted downloads."""
+    absent = [file for file in plan.files if not _is_cached(plan, file)]
+    return sum(file.size - max(0, _size(_blob(plan, file, ".incomplete"))) for file in absent)
 
 
 def file_problems(path: Path, plan: Plan | None) -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import TRANSFORMER_SETTINGS
 from minhub_py.checkpoints.pickles import open_pickle
-from minhub_py.checkpoints.storage import read_json, read_object, read_settings
+from minhub_py.checkpoints.storage import read_json, read_settings
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 # Settings of old releases, one for each pooling.
@@ -88,7 +88,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
     """
     if not folder.is_dir() or not (folder / "modules.json").exists():
         return None
-    modules = read_json(folder / "modules.json")
+    modules = read_json(folder / "modules.json", object)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError(f"{folder / 'modules.json'} is corrupt: it must be a list of modules")
     pooling: tuple[str, ...] = ("mean",)
@@ -172,13 +172,13 @@ def max_length(folder: Path, transformer: Mapping[str, Any]) -> int | None:
     """Maximum number of tokens: of the transformer module, or else of the tokenizer."""
     length = transformer.get("max_seq_length")
     if length is None and (folder / "tokenizer_config.json").exists():
-        length = read_object(folder / "tokenizer_config.json").get("model_max_length")
+        length = read_json(folder / "tokenizer_config.json", dict).get("model_max_length")
     return int(length) if isinstance(length, int | float) and 0 < length < 2**31 else None
 
 
 def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
     """The poolings, and whether they include the prompt. ValueError: a pooling is unknown."""
-    settings = read_object(path)
+    settings = read_json(path, dict)
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [name for old, name in OLD_POOLINGS.items() if settings.get(old)]
@@ -191,7 +191,7 @@ def read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
 
 def read_dense(folder: Path) -> Dense:
     """A dense layer. ValueError: its activation is unknown; FileNotFoundError: its weights are missing."""
-    settings = read_object(folder / "config.json")
+    settings = read_json(folder / "config.json", dict)
     name = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ValueError(f"{folder / 'config.json'} has activation {brief(name)}, which is not supported")

@@ -31,7 +31,8 @@ from minhub_py.export import k_quants
 from minhub_py.export.gguf_tokenizer import check_tokenizer, tokenizer_of, tokenizer_pairs
 from minhub_py.export.k_quants import FALLBACKS, MIXES, type_in_mix
 from minhub_py.export.single_tensors import SingleTensors
-from minhub_py.fitting import fit, with_values
+from minhub_py.loading.facts import Facts, collect, fit
+from minhub_py.loading.files import ModelFiles
 from minhub_py.models import rotary
 from minhub_py.models.llama import LlamaConfig
 from minhub_py.models.structure import DecoderConfig, Structure, biases
@@ -67,12 +68,12 @@ PRECISE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "position_embd", "att
 
 
 def write_gguf(
-    checkpoint: Checkpoint, out: Path, type: str = "F16", progress: Callable[[int, int], object] | None = None
+    files: ModelFiles, out: Path, type: str = "F16", progress: Callable[[int, int], object] | None = None
 ) -> None:
     """Write a checkpoint, with its config and tokenizer, as one GGUF file, and replace `out`.
 
     Args:
-        checkpoint: The checkpoint.
+        files: The files of the model.
         out: The file.
         type: Type of the matrices, a key of `FILE_TYPES`; Q4_K_M and similar are mixes, as in llama.cpp. Vectors are
             F32. A matrix whose rows are not a multiple of the block size has another type, as in llama.cpp.
@@ -83,12 +84,15 @@ def write_gguf(
         OSError: The disk is full or not writable.
     """
     gguf = package()
-    _, model, meta = fit(checkpoint)
+    if files.adapter is not None:
+        raise ValueError(f"{files.adapter} is an adapter: merge it into a folder first, then convert the folder")
+    checkpoint, facts = files.checkpoint, collect(files)
+    model = fit(facts)
     config = model.config.to_hub()
     architecture = gguf_architecture_of(config)
     with advice():
         settings = settings_of(architecture, model.config)
-    shapes, tensors = mapped_tensors(checkpoint, architecture, model.config, meta)
+    shapes, tensors = mapped_tensors(checkpoint, architecture, facts)
     pairs: dict[str, Any] = {"general.architecture": architecture.name, "general.name": out.stem,
              "general.file_type": FILE_TYPES[type], "general.quantization_version": 2}  # fmt: skip
     pairs |= {f"{architecture.name}.{key}": value for key, value in settings.items()}
@@ -163,15 +167,16 @@ def advice() -> Iterator[None]:
 
 
 def mapped_tensors(
-    checkpoint: Checkpoint, architecture: GGUFArchitecture, config: Any, meta: Mapping[str, Tensor]
+    checkpoint: Checkpoint, architecture: GGUFArchitecture, facts: Facts
 ) -> tuple[dict[str, Tensor], Mapped]:
-    """The shapes and the values of the tensors by their names in the file. meta: the result of `fit`."""
+    """The shapes and the values of the tensors by their names in the file."""
+    config: Any = facts.config
     table = weights_map.tables[architecture_of(architecture.model_type).model_type]
-    hub = Mapped(table, meta, "native", config)
+    hub = Mapped(table, facts.meta, "native", config)
     names = Mapped(architecture.table, hub, "native", HubNames(config))
     is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # its tensors are views of the mapped file
     values = checkpoint if is_gguf else SingleTensors(checkpoint)
-    return dict(names), names.over(hub.over(with_values(meta, values)))
+    return dict(names), names.over(hub.over(facts.over(values)))
 
 
 def pooling_of(checkpoint: Checkpoint, architecture: GGUFArchitecture) -> dict[str, int]:

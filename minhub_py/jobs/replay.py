@@ -204,9 +204,9 @@ def check_inputs(job: Job, definition: Mapping[str, Any], folder: Path) -> list[
 
 def check_model(job: Job, definition: Mapping[str, Any]) -> Path:
     """The folder or GGUF file of the model. ValueError: it is not the model of the manifest."""
-    from minhub_py.pretrained import open_checkpoint
+    from minhub_py.loading.files import open_files
 
-    path = open_checkpoint(job.model, (job.loading or {}).get("revision", "main")).path
+    path = open_files(job.model, (job.loading or {}).get("revision", "main")).path
     if fingerprint(path) != definition["resolvedDependencies"][0]["digest"]["sha256"]:
         raise ValueError(f"the files of {job.model} have changed since the job: use the files that the manifest lists")
     return Path(path).absolute()

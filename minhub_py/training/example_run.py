@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from minhub_py.adapters.heads import classifier_config, labels_of
 from minhub_py.chat.replies import end_tokens
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe, fit, with_values
+from minhub_py.loading.facts import collect, fit
+from minhub_py.loading.files import ModelFiles
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.registry import Architecture
 from minhub_py.system.formats import read_columns
@@ -34,13 +34,13 @@ RATES = {
 }  # peak learning rates; of adapters, except preference: LORA_RATE
 
 
-def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint | None) -> Settings:
+def with_objective(settings: Settings, sources: Sequence[Any], start: ModelFiles | None) -> Settings:
     """The settings with the objective of the files; "text" for text files.
 
     ValueError: the files have different kinds, or the objective needs a model to fine-tune.
     """
     tables = [source for source in sources if is_table(source)]
-    is_encoder = start is not None and is_encoder_only(start)
+    is_encoder = start is not None and start.model_class.encoder_only
     if not tables and not (is_encoder and settings.objective in (None, "masked")):
         if settings.objective not in (None, "text"):
             raise ValueError(f"{setting('objective', settings.objective)} needs files with examples, such as .jsonl")
@@ -58,22 +58,15 @@ def with_objective(settings: Settings, sources: Sequence[Any], start: Checkpoint
     return dataclasses.replace(settings, objective=objective)
 
 
-def is_encoder_only(start: Checkpoint) -> bool:
-    """Whether a checkpoint contains a text encoder, or a decoder with a classification head."""
-    architecture, config = describe(start)
-    return architecture.model_class(config).encoder_only
-
-
 def encode_examples(
-    folder: RunFolder, settings: Settings, start: Checkpoint, tokenizer: Tokenizer, paths: Sequence[Path],
+    folder: RunFolder, settings: Settings, start: ModelFiles, tokenizer: Tokenizer, paths: Sequence[Path],
     fingerprint: str, listener: Listener,
 ) -> None:  # fmt: skip
     """Write the encoded examples of a run. ValueError: a row is invalid."""
     objective = str(settings.objective)
     labels = labels_in(paths, settings.na) if objective == "labels" else []
-    _, config = describe(start)
-    template = chat_template_of(start, tokenizer)
-    eos = None if objective in ("labels", "masked") else eos_of(config, template)
+    template = chat_template_of(start.checkpoint, tokenizer)
+    eos = None if objective in ("labels", "masked") else eos_of(start.config, template)
     if objective in ("chat", "completion", "preference") and (eos is None or not end_tokens(template)):
         listener.note("config, tokenizer and chat template have no token that ends a reply, so that the "
                       "model does not learn to stop: set eos_token in tokenizer_config.json")  # fmt: skip
@@ -128,17 +121,17 @@ def with_defaults(settings: Settings, given: Collection[str], examples: Mapping[
     return dataclasses.replace(settings, **changes)
 
 
-def load_classifier(start: Checkpoint, settings: Settings, labels: Sequence[str]) -> tuple[Architecture, LanguageModel]:
+def load_classifier(start: ModelFiles, settings: Settings, labels: Sequence[str]) -> tuple[Architecture, LanguageModel]:
     """The model of a checkpoint with a classification head for these labels; () for regression.
 
     A new head has random weights. ValueError: the architecture has no classification head.
     """
-    architecture, base, meta = fit(start)
-    config: Any = base.config
-    config = settings.tuned_config(architecture, classifier_config(config, labels))
+    facts = collect(start)
+    architecture, base = facts.architecture, fit(facts)
+    config: Any = settings.tuned_config(architecture, classifier_config(base.config, labels))
     torch.manual_seed(settings.seed)
     model = architecture.new(config)
-    tensors = with_values(meta, start)
+    tensors = facts.tensors
     state = model.state_dict()
     same_labels = labels_of(base) == list(labels)
     for key, tensor in state.items():

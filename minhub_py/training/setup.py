@@ -13,7 +13,6 @@ import torch
 
 from minhub_py.checkpoints.fingerprint import fingerprint
 from minhub_py.checkpoints.local import commit_of
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import (
     SAVED_COMPANIONS,
     describe_unknown,
@@ -24,6 +23,7 @@ from minhub_py.checkpoints.tokenizers.tokenizer import (
     working,
 )
 from minhub_py.distributed import environment
+from minhub_py.loading.files import ModelFiles
 from minhub_py.system.device import choose_device, has_onednn_bfloat16
 from minhub_py.system.spelling import resume_call
 from minhub_py.training import example_run, memory
@@ -129,7 +129,7 @@ def continue_preparation(folder: RunFolder, preparation: Preparation, settings: 
 
 
 def encode_texts(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, paths: Sequence[Path], listener: Listener
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, paths: Sequence[Path], listener: Listener
 ) -> None:
     """Write the tokenizer and the tokenized text, or the encoded examples, of a run."""
     if start is not None and (settings.objective == "masked" or any(map(is_table, paths))):
@@ -183,7 +183,7 @@ def continue_run(folder: RunFolder, settings: Settings, listener: Listener) -> N
             run(folder, settings, start, group, listener)
 
 
-def check_unchanged(folder: RunFolder, settings: Settings, start: Checkpoint | None, detail: str) -> None:
+def check_unchanged(folder: RunFolder, settings: Settings, start: ModelFiles | None, detail: str) -> None:
     """ValueError: the model to fine-tune has changed since its tokenizer encoded the text."""
     if start is not None and read_corpus(folder.tokens).start not in (None, fingerprint(start.path)):
         raise ValueError(f"{settings.start} has changed since the run in {folder.path} began{detail}: start a new run")
@@ -204,7 +204,7 @@ def check_new(folder: RunFolder) -> None:
 
 
 def run(
-    folder: RunFolder, settings: Settings, start: Checkpoint | None, group: DataParallelGroup, listener: Listener
+    folder: RunFolder, settings: Settings, start: ModelFiles | None, group: DataParallelGroup, listener: Listener
 ) -> None:
     """Train from the newest checkpoint of the folder; without a checkpoint, from `start` or from random weights.
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minhub_py.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
-from minhub_py.checkpoints.storage import Checkpoint, open_safetensors
+from minhub_py.checkpoints.storage import open_tensors
 from minhub_py.checkpoints.tokenizers.tokenizer import parse
-from minhub_py.fitting import describe
 from minhub_py.inference.quantize import count
+from minhub_py.loading.files import open_files
 from minhub_py.models.skeleton import skeleton
 from minhub_py.pretrained import read_config
 from minhub_py.registry import ENTRIES, entry_of
@@ -131,15 +131,13 @@ def group_comparable(runs: Sequence[Summary]) -> list[list[Summary]]:
 def facts(path: Path, settings: Settings) -> tuple[str, int, int]:
     """The architecture, the number of trained parameters, and the vocabulary size of the model in a run."""
     if settings.lora:
-        file = open_safetensors(path / ADAPTER_WEIGHTS)
+        file = open_tensors(path / ADAPTER_WEIGHTS)
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  # not a mapping
         vocabulary = parse(path / "tokenizer.json").get_vocab()
         return settings.family or "", sum(map(math.prod, shapes)), max(vocabulary.values()) + 1
-    checkpoint = Checkpoint(path)
-    config = checkpoint.config or {}
-    architecture, model_config = describe(checkpoint)
-    parameters = count(skeleton(architecture.Model, model_config))  # the file may also contain buffers
-    return entry_of(config.get("model_type")).name, parameters, config["vocab_size"]
+    files = open_files(path)
+    parameters = count(skeleton(files.architecture.Model, files.config))  # the file may also contain buffers
+    return entry_of(files.config.to_hub()["model_type"]).name, parameters, files.config.vocab_size
 
 
 def base_parameters(settings: Settings) -> int | None:

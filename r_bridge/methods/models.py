@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from minhub_py.system.extras import require
 from r_bridge.arguments import character, id_rows, setting
 from r_bridge.objects import Model, Session, StateDict, Tokenizer
 
@@ -16,21 +15,19 @@ def from_pretrained(
     mtp: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Load a pretrained model. ValueError: it does not belong to the requested family."""
-    from minhub_py.adapters.loading import adapter_folders
     from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import load, open_checkpoint
+    from minhub_py.loading.files import open_files
+    from minhub_py.pretrained import load
     from minhub_py.registry import ENTRIES
 
-    if identifier.lower().endswith(".gguf"):
-        require("gguf")  # before a download
-    entry = ENTRIES[family] if family else None
-    checkpoint = open_checkpoint(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-    if adapter is not None:
-        [checkpoint.adapter] = adapter_folders(adapter, token=token, local_files_only=local_files_only).values()
-    files = signature(checkpoint.path)  # before loading, to detect later changes of the files
-    module = load(checkpoint, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
-    model = Model(module, checkpoint.path, signature=files, adapter=checkpoint.adapter)
-    return about(model, session.add(model)) | {"commit": _commit(identifier, checkpoint.path)}
+    files = open_files(
+        identifier, revision, entry=ENTRIES[family] if family else None, adapter=adapter, token=token,
+        local_files_only=local_files_only,
+    )  # fmt: skip
+    before = signature(files.path)  # before loading, to detect later changes of the files
+    module = load(files, device=device, dtype=dtype, quantize=quantize, mtp=mtp)
+    model = Model(module, files.path, signature=before, adapter=files.adapter)
+    return about(model, session.add(model)) | {"commit": _commit(identifier, files.path)}
 
 
 def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any]:

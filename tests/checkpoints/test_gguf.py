@@ -412,6 +412,6 @@ def test_header_is_read_once_per_file(tmp_path: Path) -> None:
 def test_opening_a_file_reads_the_header_only(tmp_path: Path) -> None:
     """Only accessed tensors are dequantized."""
     checkpoint = GGUFCheckpoint(write(tmp_path / "model.gguf", reference("llama-tied"), "Q8_0"))
-    assert len(checkpoint) == len(checkpoint.meta) == 20
+    assert len(checkpoint) == len(checkpoint.contents.meta) == 20
     assert checkpoint._tensors._data is None
     assert checkpoint["model.norm.weight"].shape == (64,)

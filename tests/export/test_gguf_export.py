@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from minhub_py import from_pretrained, gemma3, gemma4, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
 from minhub_py.export.k_quants import quantize
+from minhub_py.loading.files import open_files
 from weights_map.blocks import unpack_rows
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
@@ -39,7 +39,7 @@ WRITTEN = (
 def test_written_files_have_the_settings_and_weights(name: str, tmp_path: Path) -> None:
     model = random_model(name)
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     again = from_pretrained(tmp_path / "model.gguf", device="cpu")
     ids = ids_of(1, 30)
     expected = model(ids)
@@ -50,7 +50,7 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
     model = random_model("gpt2")
     save_pretrained(model, tmp_path / "hub")
     calls: list[tuple[int, int]] = []
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32", lambda *call: calls.append(call))
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32", lambda *call: calls.append(call))
     [total] = {total for _, total in calls}
     assert total == sum(parameter.nbytes for parameter in model.parameters())
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
@@ -63,7 +63,7 @@ def test_written_gemma3_has_its_windows_and_rotations(tmp_path: Path) -> None:
     model = gemma3(**small, num_attention_heads=4, num_key_value_heads=2, query_pre_attn_scalar=8, sliding_window=6)
     draw(model)
     save_pretrained(model.eval(), tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     ids = ids_of(1, 30)
     expected = model(ids)
     actual = from_pretrained(tmp_path / "model.gguf", device="cpu")(ids)
@@ -74,7 +74,7 @@ def test_bloom_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     """All q, all k, all v. Reading a file that we wrote would not show another order."""
     model = random_model("bloom")
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     attn = model.layers[1].self_attn
     rows = torch.cat([layer.weight for layer in (attn.q_proj, attn.k_proj, attn.v_proj)])
@@ -85,14 +85,14 @@ def test_gpt_bigcode_has_the_order_of_rows_of_llama_cpp(tmp_path: Path) -> None:
     """All q, all k, all v, as in the native model; the Hub has q, k and v of each head."""
     model = random_model("gpt_bigcode-many-queries")
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     tensors = {tensor.name: torch.tensor(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert torch.equal(tensors["blk.1.attn_qkv.bias"], model.h[1].attn.c_attn.bias)
 
 
 def test_routers_and_convolutions_are_not_quantized(tmp_path: Path) -> None:
     save_pretrained(random_model("lfm2_moe"), tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "Q8_0")
     types = {name: tensor.type for name, tensor in read_header(tmp_path / "model.gguf").tensors.items()}
     parts = ("ffn_gate_inp.weight", "shortconv.conv.weight")
     assert {types[name] for name in types if name.endswith(parts)} == {"F32"}
@@ -126,7 +126,7 @@ REFUSED = {
 def test_settings_that_gguf_lacks_are_rejected(name: str, tmp_path: Path) -> None:
     save_pretrained(random_model(name), tmp_path / "hub")
     with pytest.raises(ValueError, match=REFUSED[name]) as error:
-        write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
+        write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
     assert "convert to a folder instead" in str(error.value) or "possible are" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
@@ -138,7 +138,7 @@ def test_word_patterns_of_tokenizers_are_recognized(pre: str, tmp_path: Path) ->
     small = {"vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     save_pretrained(llama(**small, num_attention_heads=2, eos_token_id=[0, 5]), tmp_path / "hub", tokenizer)
     (tmp_path / "hub" / "chat_template.jinja").write_text("{{ messages }}")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F16")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "F16")
     header = read_header(tmp_path / "model.gguf").metadata
     assert (header["tokenizer.ggml.pre"], header["tokenizer.chat_template"]) == (pre, "{{ messages }}")
     assert (header["tokenizer.ggml.eos_token_id"], header["tokenizer.ggml.eot_token_id"]) == (0, 5)
@@ -157,7 +157,7 @@ def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
     count = tokenizer.get_vocab_size()
     model = gemma4(**{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
     save_pretrained(model, tmp_path / "hub", tokenizer)
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf")
     header = read_header(tmp_path / "model.gguf").metadata
     tokens, kinds = header["tokenizer.ggml.tokens"], header["tokenizer.ggml.token_type"].tolist()
     assert [kinds[tokens.index(token)] for token in ("<bos>", "<0x41>", "<|tool_call>", "a")] == [3, 6, 4, 1]
@@ -168,7 +168,7 @@ def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
         assert again.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids, skip_special_tokens=False)
     save_pretrained(model, tmp_path / "plain", character_bpe())
     with pytest.warns(UserWarning, match="programs add <bos> to each text of a Gemma 4 file"):
-        write_gguf(Checkpoint(tmp_path / "plain"), tmp_path / "plain.gguf")
+        write_gguf(open_files(tmp_path / "plain"), tmp_path / "plain.gguf")
 
 
 def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_other_tokenizers_are_rejected(tmp_path: Path) -> None:
         tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
         save_pretrained(model, tmp_path / message, tokenizer)
         with pytest.raises(ValueError, match=message):
-            write_gguf(Checkpoint(tmp_path / message), tmp_path / "model.gguf")
+            write_gguf(open_files(tmp_path / message), tmp_path / "model.gguf")
 
 
 def test_command_writes_files_that_are_written_again(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_k_quants_are_read_by_the_gguf_package(type: str, limit: float) -> None:
 def test_mixes_have_the_types_of_llama_cpp(tmp_path: Path) -> None:
     model = llama(vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=8, num_attention_heads=2)
     save_pretrained(model, tmp_path / "hub")
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "Q4_K_M")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf", "Q4_K_M")
     types = {name: stored.type for name, stored in read_header(tmp_path / "model.gguf").tensors.items()}
     precise = [layer for layer in range(8) if types[f"blk.{layer}.ffn_down.weight"] == "Q6_K"]
     assert precise == [0, 3, 6, 7]
@@ -251,7 +251,7 @@ def test_a_full_disk_names_the_file_and_the_remedy(tmp_path: Path, size: int) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))  # resembles a full disk
     try:
         with pytest.raises(OSError, match="free disk space, or name another file") as raised:
-            write_gguf(Checkpoint(tmp_path / "hub"), out, "F32")
+            write_gguf(open_files(tmp_path / "hub"), out, "F32")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert str(raised.value).startswith(f"{out} cannot be written (")

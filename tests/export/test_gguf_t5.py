@@ -17,6 +17,7 @@ from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.export.gguf import write_gguf
+from minhub_py.loading.files import open_files
 from minhub_py.models.attention import Past
 from minhub_py.models.t5 import T5Encoder
 from minhub_py.serve.loading import task_at
@@ -43,7 +44,7 @@ def written(folder: Path, **settings: Any) -> tuple[Any, Path]:
     model = t5(**{**SMALL, **settings})
     draw(model)
     save_pretrained(model.eval(), folder / "hub")
-    write_gguf(Checkpoint(folder / "hub"), folder / "model.gguf", "F32")
+    write_gguf(open_files(folder / "hub"), folder / "model.gguf", "F32")
     return model, folder / "model.gguf"
 
 
@@ -102,7 +103,7 @@ def test_unigram_tokenizer_is_that_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "hub" / "spiece.model").write_bytes(
         train(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     )
-    write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
+    write_gguf(open_files(tmp_path / "hub"), tmp_path / "model.gguf")
     theirs = read_tokenizer(tmp_path / "hub")
     ours = tokenizer_from_pretrained(str(tmp_path / "model.gguf"))
     for text in texts(300):

@@ -16,11 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 import minhub_py
 import weights_map
-from minhub_py.checkpoints.storage import Checkpoint
-from minhub_py.fitting import describe
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.native_runner import runner_of
 from minhub_py.inference.sampling import Sampling
+from minhub_py.loading.files import open_files
 from minhub_py.models.delta import delta_rule
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import preset
@@ -208,7 +207,8 @@ def test_a_published_config_is_read_as_transformers_reads_it(tmp_path: Path) -> 
     outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
              "tie_word_embeddings": False, "vision_config": {"model_type": "qwen3_5"}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    family, config = describe(Checkpoint(tmp_path))
+    files = open_files(tmp_path)
+    family, config = files.architecture, files.config
     assert config == replace(preset("Qwen/Qwen3.5-27B")[1], layer_types=text["layer_types"])
     settings = AutoConfig.for_model(**text)
     with torch.device("meta"):

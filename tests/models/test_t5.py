@@ -20,7 +20,6 @@ from transformers import AutoConfig, T5ForConditionalGeneration
 
 import minhub_py
 import weights_map
-from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.cli.main import main
 from minhub_py.config import read as read_settings
 from minhub_py.export.convert import convert
@@ -31,6 +30,7 @@ from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.sampling import Sampling
 from minhub_py.inference.torch_runner import TorchRunner
 from minhub_py.inspection import inspect, verify
+from minhub_py.loading.files import open_files
 from minhub_py.registry import architecture_of, preset
 from r_bridge.methods import models as methods_of_models
 from r_bridge.methods import text as methods_of_text
@@ -310,8 +310,8 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
 def test_transformers_loads_saved_models(load, name: str, tmp_path: Path) -> None:
     reference, model, folder = load(name)
     minhub_py.save_pretrained(model, tmp_path / "saved")
-    convert(Checkpoint(folder), tmp_path / "native", to="native")
-    convert(Checkpoint(tmp_path / "native"), tmp_path / "hub")
+    convert(open_files(folder), tmp_path / "native", to="native")
+    convert(open_files(tmp_path / "native"), tmp_path / "hub")
     source, ids = ids_of(1, 20), ids_of(1, 30)
     with torch.no_grad():
         expected = wanted_of(reference, source, ids)

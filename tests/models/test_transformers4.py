@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import minhub_py
-from minhub_py.checkpoints.gguf import checkpoint_at
 from minhub_py.export.convert import convert
+from minhub_py.loading.files import open_files
 
 VARIABLE = "MINHUB_TRANSFORMERS4"
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "read_models.py"
@@ -81,7 +81,7 @@ def test_converted_files_have_the_older_names(tmp_path: Path, nested: bool) -> N
     if nested:
         newer = {"model_type": "gemma3", "text_config": newer}
     (tmp_path / "old" / "config.json").write_text(json.dumps(newer))
-    convert(checkpoint_at(tmp_path / "old"), tmp_path / "new")
+    convert(open_files(tmp_path / "old"), tmp_path / "new")
     actual = settings_in(tmp_path / "new")
     actual = actual["text_config"] if nested else actual
     assert {name: actual.get(name) for name in names} == {name: expected.get(name) for name in names}

@@ -12,7 +12,7 @@ from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
 from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
 from minhub_py.adapters.config import read_config
-from minhub_py.checkpoints.storage import read_object
+from minhub_py.checkpoints.storage import read_json
 from minhub_py.cli.main import main
 
 START = BUILT_IN["gpt2"]
@@ -41,7 +41,7 @@ def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, s
     assert names >= {"adapter_config.json", "adapter_model.safetensors", "progress.json", "optimizer.safetensors"}
     assert "model.safetensors" not in names
     assert not (run.folder / "model.safetensors").exists()
-    config = read_config(read_object(run.folder / "adapter_config.json"), "")
+    config = read_config(read_json(run.folder / "adapter_config.json", dict), "")
     assert (config.base_model_name_or_path, config.target_modules) == (START, ("c_attn", "c_fc", "c_proj"))
 
     stopped = train(text, tmp_path / "parts" / "run", listener=Notes(stop=5), **options)

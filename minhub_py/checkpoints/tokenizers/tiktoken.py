@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from minhub_py.checkpoints.storage import read_object
+from minhub_py.checkpoints.storage import read_json
 from minhub_py.checkpoints.tokenizers.vocabulary import check_lengths, cuts
 from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
@@ -90,7 +90,7 @@ def llama3_special() -> list[str]:
 
 def read_tekken(path: Path) -> Ranks:
     """Read Mistral's tekken.json. ValueError: it is corrupt."""
-    content = read_object(path)
+    content = read_json(path, dict)
     try:
         config, vocabulary = content["config"], content["vocab"]
         pattern, total, special_count = (

@@ -161,7 +161,7 @@ def read_gguf(path: Path) -> Tokenizer:
 
 def read_vocabulary(path: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, Convention]:
     """Load a vocab.json and the merges.txt in its folder. ValueError: one of them is corrupt."""
-    vocabulary = read_json(path)
+    vocabulary = read_json(path, object)
     if isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary):
         vocabulary = {token: id for id, token in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict) or not (
