@@ -139,7 +139,7 @@ _HOMES = {
     "Run": "training",
     "Settings": "training",
 }
-# The architectures with functions of their names: the first three, and those of R's package minhub.
+# The architectures with functions of their names: the first three, and the architectures of R's minhub.
 FAMILIES = ("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
 _HOMES |= {f"{name}{end}": "entry_points" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
 __all__ = [*_HOMES]

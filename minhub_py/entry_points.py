@@ -46,14 +46,14 @@ def from_config(
         from_config("Qwen/Qwen3-0.6B", num_hidden_layers=2)
 
     Args:
-        identifier: A model type of config.json, such as "mixtral" or "xlm-roberta", whose settings are those of the
-            first published model, or an identifier as in `from_pretrained`, whose config.json has the settings. A
-            model type takes precedence: "./llama" is the folder of that name. Published sizes such as "gpt2-xl" need no
+        identifier: A model type of config.json, such as "mixtral" or "xlm-roberta", with the settings of its first
+            published model by default, or an identifier as in `from_pretrained`, with the settings of its config.json.
+            A model type takes precedence: "./llama" is the folder llama. Published sizes such as "gpt2-xl" need no
             network.
         revision: A branch, tag or commit of the repository.
         token: A Hub access token, as in `from_pretrained`.
         local_files_only: Use cached files only and open no connection.
-        **settings: Settings that replace those of the model type or the config.json, by their names in config.json.
+        **settings: Settings with other values, by their names in config.json.
 
     Raises:
         ValueError: A setting is unknown, or a value is not supported. Also the errors of `from_pretrained`.

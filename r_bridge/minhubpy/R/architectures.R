@@ -92,19 +92,19 @@ path_or_name <- function(identifier) {
 #' settings, and `gpt2_from_config()` and similar functions from the config.json of
 #' a repository or a folder.
 #'
-#' Settings have the names of the Hub's config.json. The default settings of a model
-#' type are those of its first published model.
+#' Settings have their names in the Hub's config.json. The defaults of a model type
+#' are the settings of its first published model.
 #'
 #' @inheritParams from_pretrained
 #' @param identifier For `from_config()`: a model type of config.json, such as
 #'   `"mixtral"` or `"xlm-roberta"`, or a repository, folder or GGUF file as in
 #'   [from_pretrained()], whose settings are used. A model type takes precedence:
-#'   `"./llama"` is the folder of that name.
+#'   `"./llama"` is the folder llama.
 #' @param vocab_size,n_embd,n_head,n_layer The vocabulary size, the number of
 #'   channels, of heads per layer, and of layers of a GPT-2.
 #' @param ... Further settings, such as `n_positions = 512` or
 #'   `resid_pdrop = 0` (GPT-2) or `hidden_size = 64` (other architectures). In
-#'   `from_config()` and similar functions, they replace those of the config.json.
+#'   `from_config()` and similar functions, they replace values of the config.json.
 #'   The setting `architectures` selects the head of a text encoder, such as
 #'   `"BertForMaskedLM"` or `"BertForSequenceClassification"`.
 #' @param max_pos,pdrop The names in the R package minhub for `n_positions`, and
