@@ -162,4 +162,9 @@ def with_token_ids(config: ModelConfig, generation: Mapping[str, Any]) -> ModelC
 def other_architecture(config: ModelConfig, entry: Entry | None) -> str:
     """A predicate for error messages if the config does not belong to `entry`; otherwise ""."""
     actual = entry_of(config.to_hub()["model_type"])
-    return "" if entry in (None, actual) else f"holds a {actual.name} model: call {actual.name}_from_pretrained()"
+    if entry is None or entry == actual:
+        return ""
+    return (
+        f"has a model of the architecture {actual.name}, not {entry.name}: use from_pretrained() or from_config(), "
+        "which accept all architectures"
+    )
