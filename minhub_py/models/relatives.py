@@ -130,6 +130,11 @@ STABLELM: Sizes = {
                             bos_token_id=100257, eos_token_id=100257,
                             rope_parameters=rope(1e4, partial_rotary_factor=0.25)),
 }  # fmt: skip
+ARCEE: Sizes = {
+    "AFM-4.5B": llama(2560, 18432, 36, 20, 4, vocab_size=128004, head_dim=128, max_position_embeddings=65536,
+                      bos_token_id=128000, eos_token_id=128001, pad_token_id=128001,
+                      rope_parameters=rope(1e4, rope_type="yarn", factor=20.0, original_max_position_embeddings=4096)),
+}  # fmt: skip
 
 RELATIVES = (
     Relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", OLMO2),
@@ -149,4 +154,5 @@ RELATIVES = (
     Relative("cohere", "Command R", "cohere", "Cohere", "CohereForAI", COHERE),
     Relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", COHERE2, "cohere"),
     Relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", STABLELM),
+    Relative("arcee", "Arcee", "arcee", "Arcee", "arcee-ai", ARCEE),
 )  # fmt: skip
