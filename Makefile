@@ -25,7 +25,7 @@ define install
 		'run make again (details: $(VENV)/install.log)'; exit 1; }
 endef
 
-.PHONY: demo test suite test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types stub bench wheels programs r vignette docs clean
+.PHONY: demo test suite test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs r vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -79,10 +79,6 @@ style: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python tests/check_types.py
-
-# The types of the registry's functions, for editors and type checkers: minhub_py/entry_points.pyi.
-stub: $(VENV)/.installed-test
-	$(BIN)/python tests/support/entry_point_stub.py
 
 bench: $(VENV)/.installed-test r
 	$(BIN)/minhub bench

@@ -11,7 +11,7 @@ vectors instead, and Llama rotates queries and keys by such angles. The norms fo
 paper.
 
 Sources. Vaswani et al. (2017), section 3.5; the WikiText model of christianb93's MLLM series, whose files
-`sinusoidal_from_pretrained` loads; Haviv et al. (2022) for decoders trained without positions.
+`from_pretrained` loads; Haviv et al. (2022) for decoders trained without positions.
 
     python examples/6_sinusoidal_positions.py input.txt
 

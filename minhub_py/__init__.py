@@ -7,14 +7,14 @@
     [ids] = generate(model, [tokenizer.encode("ROMEO:").ids], max_new_tokens=100)
     print(tokenizer.decode(ids))
 
-Every name in `registry.ENTRIES` has three functions, such as `gpt2()`, `gpt2_from_config()` and
-`gpt2_from_pretrained()`. Names are imported on first use: importing the package does not import PyTorch.
+`from_pretrained` loads a model of any architecture, and `from_config` creates one with random weights. Eight
+architectures have functions of their names, such as `gpt2()`, `gpt2_from_config()` and `gpt2_from_pretrained()`.
+Names are imported on first use: importing the package does not import PyTorch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minhub_py.registry import ENTRIES
 from minhub_py.system.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at run time
@@ -53,7 +53,31 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.chat.turns import ReplySettings as ReplySettings
     from minhub_py.checkpoints.tokenizers.tokenizer import decode_stream as decode_stream
     from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained as tokenizer_from_pretrained
-    from minhub_py.entry_points import *  # noqa: F403
+    from minhub_py.entry_points import from_config as from_config
+    from minhub_py.entry_points import gemma3 as gemma3
+    from minhub_py.entry_points import gemma3_from_config as gemma3_from_config
+    from minhub_py.entry_points import gemma3_from_pretrained as gemma3_from_pretrained
+    from minhub_py.entry_points import gpt2 as gpt2
+    from minhub_py.entry_points import gpt2_from_config as gpt2_from_config
+    from minhub_py.entry_points import gpt2_from_pretrained as gpt2_from_pretrained
+    from minhub_py.entry_points import gptbigcode as gptbigcode
+    from minhub_py.entry_points import gptbigcode_from_config as gptbigcode_from_config
+    from minhub_py.entry_points import gptbigcode_from_pretrained as gptbigcode_from_pretrained
+    from minhub_py.entry_points import gptneo as gptneo
+    from minhub_py.entry_points import gptneo_from_config as gptneo_from_config
+    from minhub_py.entry_points import gptneo_from_pretrained as gptneo_from_pretrained
+    from minhub_py.entry_points import gptneox as gptneox
+    from minhub_py.entry_points import gptneox_from_config as gptneox_from_config
+    from minhub_py.entry_points import gptneox_from_pretrained as gptneox_from_pretrained
+    from minhub_py.entry_points import gptoss as gptoss
+    from minhub_py.entry_points import gptoss_from_config as gptoss_from_config
+    from minhub_py.entry_points import gptoss_from_pretrained as gptoss_from_pretrained
+    from minhub_py.entry_points import llama as llama
+    from minhub_py.entry_points import llama_from_config as llama_from_config
+    from minhub_py.entry_points import llama_from_pretrained as llama_from_pretrained
+    from minhub_py.entry_points import lstm as lstm
+    from minhub_py.entry_points import lstm_from_config as lstm_from_config
+    from minhub_py.entry_points import lstm_from_pretrained as lstm_from_pretrained
     from minhub_py.inference.generate import generate as generate
     from minhub_py.inference.generate import score as score
     from minhub_py.inference.generate import stream as stream
@@ -67,6 +91,7 @@ if TYPE_CHECKING:  # for editors and type checkers; __getattr__ imports these at
     from minhub_py.training import train as train
 
 _HOMES = {
+    "from_config": "entry_points",
     "from_pretrained": "pretrained",
     "save_pretrained": "pretrained",
     "save_adapter": "adapters.attach",
@@ -114,15 +139,29 @@ _HOMES = {
     "Run": "training",
     "Settings": "training",
 }
-_HOMES |= {f"{name}{end}": "entry_points" for name in ENTRIES for end in ("", "_from_config", "_from_pretrained")}
+# The architectures with functions of their names: the first three, and those of R's package minhub.
+FAMILIES = ("gpt2", "gptneo", "lstm", "llama", "gptneox", "gptbigcode", "gptoss", "gemma3")
+_HOMES |= {f"{name}{end}": "entry_points" for name in FAMILIES for end in ("", "_from_config", "_from_pretrained")}
 __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        if instead := _general_function(name):
+            raise ImportError(f"minhub_py has no function {name}: use {instead}")  # `from minhub_py import` shows it
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"minhub_py.{_HOMES[name]}"), name)
     return value
+
+
+def _general_function(name: str) -> str | None:
+    """The call for all architectures that replaces a function of one, such as mixtral_from_pretrained()."""
+    from minhub_py.registry import ENTRIES
+
+    family, _, function = name.partition("_from_")
+    if family not in ENTRIES or function not in ("", "config", "pretrained"):
+        return None
+    return f"from_{function}(identifier)" if function else f'from_config("{family}", …)'
 
 
 def __dir__() -> list[str]:

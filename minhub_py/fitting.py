@@ -58,8 +58,11 @@ def with_generation_settings(checkpoint: Checkpoint, config: ModelConfig) -> Mod
 def check_architecture(config: ModelConfig, entry: Entry | None, identifier: object) -> None:
     """ValueError: the config belongs to another entry than `entry`."""
     actual = entry_of(config.to_hub()["model_type"])
-    if entry not in (None, actual):
-        raise ValueError(f"{identifier} holds a {actual.name} model: call {actual.name}_from_pretrained()")
+    if entry is not None and entry != actual:
+        raise ValueError(
+            f"{identifier} has a model of the architecture {actual.name}, not {entry.name}: use from_pretrained() or "
+            "from_config(), which accept all architectures"
+        )
 
 
 def fit(checkpoint: Checkpoint, mtp: bool = False) -> tuple[Architecture, LanguageModel, Mapping[str, Tensor]]:

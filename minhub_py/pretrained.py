@@ -3,7 +3,6 @@
 Continue reading in `registry`, a model file, and the architecture's table in `weights_map`.
 """
 
-import inspect
 import json
 import os
 import warnings
@@ -53,7 +52,7 @@ def from_pretrained(
     mtp: bool = False,
     token: str | None = None,
     local_files_only: bool = False,
-) -> Any:
+) -> LanguageModel:
     """Load a pretrained model in eval mode. config.json's model_type selects the architecture.
 
     Args:
@@ -385,51 +384,3 @@ def save_pretrained(
     write_checkpoint(
         Path(folder), tensors, settings, companions=companions, outdated=outdated, max_shard_size=max_shard_size
     )
-
-
-def entry_points(entry: Entry) -> dict[str, Callable[..., Any]]:
-    """The functions `x()`, `x_from_config()` and `x_from_pretrained()` of a public name."""
-    architecture, title = entry.architecture, entry.title
-
-    def fresh(**config: Any) -> Any:
-        return architecture.new(entry.config(config))
-
-    def from_config(
-        identifier: str | os.PathLike[str],
-        revision: str = "main",
-        *,
-        token: str | None = None,
-        local_files_only: bool = False,
-    ) -> Any:
-        _, config, _ = read_config(identifier, revision, entry=entry, token=token, local_files_only=local_files_only)
-        return architecture.new(config)
-
-    def pretrained(*arguments: Any, **settings: Any) -> Any:
-        arguments_by_name = signature.bind(*arguments, **settings)
-        return _from_pretrained(*arguments_by_name.args, entry=entry, **arguments_by_name.kwargs)
-
-    signature = pretrained.__signature__ = inspect.signature(from_pretrained)  # type: ignore[attr-defined]
-    fresh.__doc__ = f"""Create a {title} model with random weights, in training mode.
-
-    Args:
-        config: Settings by their names in config.json.
-
-    Raises:
-        ValueError: A setting is unknown, or a value is not supported.
-    """
-    from_config.__doc__ = f"""Create a {title} model with random weights and the config of a repository or folder.
-
-    Published sizes such as gpt2-xl need no network. See {entry.name}_from_pretrained() for arguments and errors.
-    """
-    pretrained.__doc__ = f"""Load a pretrained {title} model, in eval mode.
-
-    See from_pretrained() for arguments and errors.
-
-    Raises:
-        ValueError: Also for a model of another architecture; the message names the right function.
-    """
-    names = (entry.name, f"{entry.name}_from_config", f"{entry.name}_from_pretrained")
-    points: dict[str, Callable[..., Any]] = dict(zip(names, (fresh, from_config, with_hints(pretrained)), strict=True))
-    for name, function in points.items():
-        function.__name__ = function.__qualname__ = name
-    return points

@@ -7,7 +7,7 @@ from reprlib import repr as brief
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from minhub_py.config import build
+from minhub_py.config import build, changed
 from minhub_py.models import published
 from minhub_py.models.relatives import RELATIVES, Relative
 
@@ -97,24 +97,24 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name and its three functions, such as gpt2(), gpt2_from_config() and gpt2_from_pretrained()."""
+    """A public name of an architecture, with its model types. The family of `train` and the name in `from_config`."""
 
     name: str
     architecture: Architecture
     model_types: tuple[str, ...]
 
-    @property
-    def title(self) -> str:
-        """The name of the model in docstrings."""
-        return self.architecture.classes[1] if self.name == self.architecture.name else self.name.title()
+    def config(self, settings: Mapping[str, object], base: "ModelConfig | None" = None) -> "ModelConfig":
+        """The config for `settings`, with the other settings of `base` or the defaults.
 
-    def config(self, settings: Mapping[str, object]) -> "ModelConfig":
-        """The config for `settings`. ValueError: a setting is unknown, or a value is not supported."""
-        defaults: dict[str, object] = {"model_type": self.model_types[0]} if self.architecture.names else {}
-        requested = settings.get("model_type", self.model_types[0])
-        if requested not in self.model_types:
+        ValueError: a setting is unknown, or a value is not supported.
+        """
+        model_type = base.to_hub()["model_type"] if base is not None else self.model_types[0]
+        values = {"model_type": model_type, **settings}
+        if (requested := values["model_type"]) not in self.model_types:
             raise ValueError(f"{self.name} has model_type {' or '.join(self.model_types)}, not {brief(requested)}")
-        return build(self.architecture.Config, {**defaults, **settings})
+        if not self.architecture.names:  # the config has one model type, which is not a field
+            del values["model_type"]
+        return build(self.architecture.Config, values) if base is None else changed(base, values)
 
 
 # Common settings of `train` -> fields of a config.
@@ -346,6 +346,18 @@ def entry_of(model_type: object) -> Entry:
     raise ValueError(
         f"config.json's model_type is {brief(model_type)}, which is not supported; supported types: {supported}{note}"
     )
+
+
+def named_entry(name: str) -> tuple[Entry, str] | None:
+    """The entry and the model type of a name; None: no architecture has it.
+
+    name: a model type ("qwen3_5_text"), also of a multimodal model ("qwen3_5"), or a public name ("qwen35").
+    """
+    for entry in ENTRIES.values():
+        for model_type in entry.model_types:
+            if model_type in (name, f"{name}_text"):
+                return entry, model_type
+    return (ENTRIES[name], ENTRIES[name].model_types[0]) if name in ENTRIES else None
 
 
 def architecture_of(model_type: object) -> Architecture:

@@ -27,7 +27,7 @@ from minhub_py.chat.functions import Tool, parse_tools
 from minhub_py.chat.generation import Prompt, ReplyGeneration, ReplyGenerator
 from minhub_py.chat.reply_parser import ReplyEvent
 from minhub_py.chat.templates import ChatTemplate, chat_template_of
-from minhub_py.chat.turns import SHOWN_FIELDS, Reply, ReplySettings, Turn, parse_turn, shorten, steps_of
+from minhub_py.chat.turns import SHOWN_FIELDS, ChatSettings, Reply, ReplySettings, Turn, parse_turn, shorten, steps_of
 from minhub_py.checkpoints.tokenizers.tokenizer import tokenizer_from_pretrained
 from minhub_py.inference.arguments import check_integer, check_tokenizer, decoder_of, is_text
 from minhub_py.inference.batch import Event
@@ -37,8 +37,6 @@ from minhub_py.pretrained import from_pretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from minhub_py.entry_points import ChatSettings
 
 TextStream = Generator[str, None, None]
 Schema = Mapping[str, Any] | None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin
 
 from minhub_py.config import changed
 from minhub_py.registry import ENTRIES, Architecture, Entry
@@ -202,6 +202,58 @@ class Settings:
         """The content of settings.json."""
         values = asdict(self) | ({"history": [asdict(change) for change in history]} if history else {})
         return json.dumps(values, indent=2) + "\n"
+
+
+class ResumeSettings(TypedDict, total=False):
+    """The keywords of `resume`: the `CHANGEABLE` fields of `Settings`."""
+
+    steps: int
+    evaluate_every: int
+    checkpoint_every: int
+    patience: int | None
+    sample: str | None
+    sample_tokens: int
+    device: str
+    compile: bool
+    parallel: str
+    threads: int | None
+
+
+class TrainSettings(ResumeSettings, total=False):
+    """The keywords of `train`: the other fields of `Settings`."""
+
+    family: str | None
+    start: str | None
+    tokenizer: str | None
+    revision: str | None
+    vocab_size: int
+    held_out: float
+    layers: int | None
+    width: int | None
+    heads: int | None
+    context: int | None
+    dropout: float | None
+    config: Mapping[str, object]
+    lora: Mapping[str, object]
+    quantize: str | None
+    objective: str | None
+    na: Sequence[str]
+    beta: float
+    keep_weight: float
+    epochs: float | None
+    checkpointing: bool
+    batch: int
+    accumulate: int
+    learning_rate: float | None
+    warm_up: int
+    floor: float
+    weight_decay: float
+    beta2: float
+    clip: float
+    carry: bool
+    evaluate_tokens: int
+    seed: int
+    dtype: str
 
 
 @dataclass(frozen=True)

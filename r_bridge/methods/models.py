@@ -48,30 +48,43 @@ def adapter(session: Session, model: Model, source: str | None) -> dict[str, Any
 
 
 def from_config(
-    session: Session, identifier: str, revision: str, family: str, token: str | None, local_files_only: bool, seed: int
-) -> dict[str, Any]:
-    """Create a model with random weights from a config.json."""
-    from minhub_py.checkpoints.fingerprint import signature
-    from minhub_py.pretrained import read_config
-    from minhub_py.registry import ENTRIES
+    session: Session, identifier: str, path: str, revision: str, family: str | None, config: Any, token: str | None,
+    local_files_only: bool, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Create a model with random weights from a model type or a config.json.
 
-    architecture, config, folder = read_config(
-        identifier, revision, entry=ENTRIES[family], token=token, local_files_only=local_files_only
-    )
-    model = Model(_fresh(architecture, config, seed), folder, identifier, signature=folder and signature(folder))
-    return about(model, session.add(model)) | {"commit": folder and _commit(identifier, folder)}
+    path: the identifier, or the absolute path if it is the name of a folder or file in R's working folder.
+    family: accept repositories of this architecture only, and no model types.
+    """
+    from minhub_py.checkpoints.fingerprint import signature
+    from minhub_py.entry_points import new_config
+    from minhub_py.registry import ENTRIES, named_entry
+
+    is_type = family is None and revision == "main" and named_entry(identifier) is not None
+    architecture, settings, folder = new_config(
+        identifier if is_type else path, revision, _settings(config), entry=ENTRIES[family] if family else None,
+        token=token, local_files_only=local_files_only,
+    )  # fmt: skip
+    network = _new(architecture, settings, seed)
+    model = Model(network, folder, None if is_type else path, signature=folder and signature(folder))
+    return about(model, session.add(model)) | {"commit": folder and _commit(path, folder)}
 
 
 def fresh(session: Session, family: str, config: Any, seed: int) -> dict[str, Any]:
     """Create a model with random weights from settings."""
     from minhub_py.registry import ENTRIES
 
-    settings = {name: setting(value) for name, value in dict(config or {}).items()}
-    model = Model(_fresh(ENTRIES[family].architecture, ENTRIES[family].config(settings), seed))
+    entry = ENTRIES[family]
+    model = Model(_new(entry.architecture, entry.config(_settings(config)), seed))
     return about(model, session.add(model)) | {"commit": None}
 
 
-def _fresh(architecture: Any, config: Any, seed: int) -> Any:
+def _settings(config: Any) -> dict[str, Any]:
+    """Settings that R has sent, with the names of config.json."""
+    return {name: setting(value) for name, value in dict(config or {}).items()}
+
+
+def _new(architecture: Any, config: Any, seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):

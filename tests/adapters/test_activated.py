@@ -17,8 +17,8 @@ from torch import Tensor
 
 from minhub_py import (
     attribution,
-    bert,
     embed,
+    from_config,
     from_pretrained,
     generate,
     logprob_matrix,
@@ -277,7 +277,9 @@ def test_what_an_activated_adapter_does_not_support_is_named(tmp_path: Path) -> 
         random_adapter(base, tmp_path / "head", target_modules=("lm_head",), alora_invocation_tokens=(7,))
     with pytest.raises(ValueError, match=r"head or the routers of the model, model\.layers\.0\.\w+\.gate.*: remove"):
         random_adapter(random_model("mixtral"), tmp_path / "a", target_modules=("gate",), alora_invocation_tokens=(7,))
-    encoder = bert(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    encoder = from_config(
+        "bert", vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
     with pytest.raises(ValueError, match="needs a decoder with a language model head"):
         random_adapter(encoder, tmp_path / "bert", alora_invocation_tokens=(7,))
     with pytest.raises(ValueError, match="has an adapter already"):

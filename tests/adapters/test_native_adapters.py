@@ -11,7 +11,7 @@ from random_weights import draw
 from references import assert_close, random_model, texts_of
 from small_models import T5
 
-from minhub_py import bert, from_pretrained, generate, save_pretrained, score, t5
+from minhub_py import from_config, from_pretrained, generate, save_pretrained, score
 from minhub_py.inference.encoder_runner import NativeEncoder, TorchEncoder
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inference.torch_runner import TorchRunner
@@ -53,14 +53,16 @@ def test_the_decoder_adds_adapters_without_merging(name: str, kind: str | None, 
 def test_encoders_and_encoder_decoders(tmp_path: Path) -> None:
     """BERT by hidden states; T5 with adapters of the cross-attention, whose keys and values are merged."""
     torch.manual_seed(0)
-    encoder = bert(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    encoder = from_config(
+        "bert", vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
     draw(encoder)
     save_pretrained(encoder.eval(), tmp_path / "bert")
     random_adapter(encoder, tmp_path / "bert_adapter")
     adapted = from_pretrained(tmp_path / "bert", adapter=tmp_path / "bert_adapter")
     texts = texts_of(9, 150)
     assert_close(NativeEncoder(adapted).hidden_states(texts), TorchEncoder(adapted).hidden_states(texts))
-    both = t5(**T5)
+    both = from_config("t5", **T5)
     draw(both)
     save_pretrained(both.eval(), tmp_path / "t5")
     random_adapter(both, tmp_path / "t5_adapter")

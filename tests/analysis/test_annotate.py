@@ -14,7 +14,16 @@ from guarantees import assert_same
 from job_runs import fail, read_csv, write_csv
 from small_models import LSTM, T5, tokenizer
 
-from minhub_py import annotate, from_pretrained, llama, lstm, save_pretrained, score, t5, tokenizer_from_pretrained
+from minhub_py import (
+    annotate,
+    from_config,
+    from_pretrained,
+    llama,
+    lstm,
+    save_pretrained,
+    score,
+    tokenizer_from_pretrained,
+)
 from minhub_py.analysis.annotate import calibrated
 
 LABELS = ["good", "bad", "very bad"]
@@ -122,7 +131,9 @@ def test_a_chat_model_receives_messages(tmp_path: Path) -> None:
     assert annotate(model, tok, ["Fine."], ["yes", "no"], chat=False)["prob_yes"] != result["prob_yes"]
 
 
-@pytest.mark.parametrize("make", [lambda: lstm(**LSTM), lambda: t5(**T5)], ids=["recurrent", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "make", [lambda: lstm(**LSTM), lambda: from_config("t5", **T5)], ids=["recurrent", "encoder-decoder"]
+)
 def test_other_kinds_of_models_have_the_probabilities_of_score(make: Any) -> None:
     torch.manual_seed(1)
     model, tok = make().eval(), tokenizer()

@@ -183,8 +183,15 @@ def test_rerank_rejects_models_without_the_tokens() -> None:
     tokenizer = train_byte_level_bpe(["a b c"], 300)
     with pytest.raises(ValueError, match="needs a cross-encoder, or a decoder whose tokenizer has the tokens"):
         rerank(model, tokenizer, "a", ["b"])
-    bert = minhub_py.bert(vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                          intermediate_size=20, num_labels=1,
-                          architectures=["BertForSequenceClassification"])  # fmt: skip
+    bert = minhub_py.from_config(
+        "bert",
+        vocab_size=300,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        num_labels=1,
+        architectures=["BertForSequenceClassification"],
+    )
     with pytest.raises(ValueError, match="instruction is for decoders"):
         rerank(bert.eval(), tokenizer, "a", ["b"], instruction="c")

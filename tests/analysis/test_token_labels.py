@@ -57,10 +57,10 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]
     tokenizer.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>", "<mask>"])
     ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
     tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
-    model = minhub_py.roberta(
-        vocab_size=tokenizer.get_vocab_size(), architectures=["RobertaForTokenClassification"], id2label=LABELS,
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44, max_position_embeddings=80,
-        pad_token_id=tokenizer.token_to_id("<pad>") % 2, type_vocab_size=1,
+    model = minhub_py.from_config(
+        "roberta", vocab_size=tokenizer.get_vocab_size(), architectures=["RobertaForTokenClassification"],
+        id2label=LABELS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=44,
+        max_position_embeddings=80, pad_token_id=tokenizer.token_to_id("<pad>") % 2, type_vocab_size=1,
     )  # fmt: skip
     save_with_different_labels(model.eval(), folder, tokenizer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from minhub_py import embed, from_pretrained, modernbert, save_pretrained, tokenizer_from_pretrained
+from minhub_py import embed, from_config, from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.sentence_transformers import Dense, EmbeddingSettings
 from minhub_py.checkpoints.storage import Checkpoint
@@ -281,7 +281,7 @@ def modern_tokenizer() -> Tokenizer:
     ],
 )
 def test_modernbert_is_written_and_read(settings: dict[str, Any], pattern: Any, tmp_path: Path) -> None:
-    model = modernbert(vocab_size=61, **MODERN, **settings)
+    model = from_config("modernbert", vocab_size=61, **MODERN, **settings)
     draw(model)
     save_pretrained(model.eval(), tmp_path / "hub")
     write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
@@ -300,7 +300,7 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
     theirs = modern_tokenizer()
     ids = {f"{name}_token_id": theirs.token_to_id(f"[{token}]")
            for name, token in (("bos", "CLS"), ("eos", "SEP"), ("pad", "PAD"))}  # fmt: skip
-    model = modernbert(vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
+    model = from_config("modernbert", vocab_size=theirs.get_vocab_size(), **MODERN, **ids)
     model.embedding_settings = EmbeddingSettings(pooling=("cls",), normalize=True)
     save_pretrained(model, tmp_path / "hub", theirs)
     write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf", "F32")
@@ -326,7 +326,7 @@ def test_modernbert_keeps_its_tokenizer_and_pooling(tmp_path: Path) -> None:
     ],
 )
 def test_embeddings_beyond_gguf_are_rejected(settings: EmbeddingSettings, message: str, tmp_path: Path) -> None:
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = settings
     save_pretrained(model, tmp_path / "hub")
     with pytest.raises(ValueError, match=message):
@@ -335,7 +335,7 @@ def test_embeddings_beyond_gguf_are_rejected(settings: EmbeddingSettings, messag
 
 
 def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = EmbeddingSettings(lower_case=True, prompts={"query": "query: ", "document": ""})
     save_pretrained(model, tmp_path / "hub")
     with pytest.warns(UserWarning, match="lacks the prompts and lower case of the repository's text embeddings"):
@@ -344,7 +344,7 @@ def test_prompts_of_embeddings_are_named(tmp_path: Path) -> None:
 
 def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> None:
     """Such as a reranker's: a mean would be an embedding that the repository does not define."""
-    model = modernbert(vocab_size=61, **MODERN)
+    model = from_config("modernbert", vocab_size=61, **MODERN)
     model.embedding_settings = EmbeddingSettings()
     save_pretrained(model, tmp_path / "hub")
     modules = json.loads((tmp_path / "hub" / "modules.json").read_text())
@@ -360,7 +360,8 @@ def test_a_repository_without_pooling_has_none_in_its_file(tmp_path: Path) -> No
 
 def test_modernbert_with_a_head_is_rejected(tmp_path: Path) -> None:
     save_pretrained(
-        modernbert(vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}), tmp_path / "hub"
+        from_config("modernbert", vocab_size=61, **{**MODERN, "architectures": ["ModernBertForMaskedLM"]}),
+        tmp_path / "hub",
     )
     with pytest.raises(ValueError, match="has no head of ModernBERT: set architectures to"):
         write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")

@@ -147,7 +147,7 @@ def test_published_sizes_need_no_network(hub: HubServer) -> None:
     for name in ("gpt2-medium", "openai-community/gpt2-medium"):
         _, config, folder = read_config(name)
         assert (config.n_layer, config.n_embd, folder) == (24, 1024, None)
-    with pytest.raises(ValueError, match="gpt2-medium holds a gpt2 model: call gpt2_from_pretrained"):
+    with pytest.raises(ValueError, match="gpt2-medium has a model of the architecture gpt2, not gptneo"):
         minhub_py.gptneo_from_config("gpt2-medium")
     assert minhub_py.gpt2_from_config("gpt2").config.n_layer == 12
     assert hub.requests == []

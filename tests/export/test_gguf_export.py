@@ -14,7 +14,7 @@ from references import FIRST, ids_of, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import weights_map
-from minhub_py import from_pretrained, gemma3, gemma4, llama, save_pretrained, tokenizer_from_pretrained
+from minhub_py import from_config, from_pretrained, gemma3, llama, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.export.gguf import write_gguf
@@ -154,7 +154,7 @@ def test_gemma4_tokenizers_are_written(tmp_path: Path) -> None:
     begin = [("<bos>", tokenizer.token_to_id("<bos>"))]
     tokenizer.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=begin)
     count = tokenizer.get_vocab_size()
-    model = gemma4(**{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
+    model = from_config("gemma4_text", **{**GEMMA4, "vocab_size": count, "vocab_size_per_layer_input": count})
     save_pretrained(model, tmp_path / "hub", tokenizer)
     write_gguf(Checkpoint(tmp_path / "hub"), tmp_path / "model.gguf")
     header = read_header(tmp_path / "model.gguf").metadata

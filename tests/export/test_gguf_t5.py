@@ -12,7 +12,7 @@ from references import ids_of
 from sentencepiece_files import texts, train
 from tokenizers import Tokenizer
 
-from minhub_py import from_pretrained, save_pretrained, t5, tokenizer_from_pretrained
+from minhub_py import from_config, from_pretrained, save_pretrained, tokenizer_from_pretrained
 from minhub_py.checkpoints.gguf_header import read_header
 from minhub_py.checkpoints.storage import Checkpoint
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
@@ -40,7 +40,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def written(folder: Path, **settings: Any) -> tuple[Any, Path]:
     """A random model, and its GGUF file."""
-    model = t5(**{**SMALL, **settings})
+    model = from_config("t5", **{**SMALL, **settings})
     draw(model)
     save_pretrained(model.eval(), folder / "hub")
     write_gguf(Checkpoint(folder / "hub"), folder / "model.gguf", "F32")
@@ -98,7 +98,7 @@ def test_encoder_without_a_decoder(settings: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_unigram_tokenizer_is_that_of_the_folder(tmp_path: Path) -> None:
-    save_pretrained(t5(**{**SMALL, "vocab_size": 3100}), tmp_path / "hub")
+    save_pretrained(from_config("t5", **{**SMALL, "vocab_size": 3100}), tmp_path / "hub")
     (tmp_path / "hub" / "spiece.model").write_bytes(
         train(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     )

@@ -13,7 +13,7 @@ from decoders import in_dtype
 from guarantees import EXACT, RUNNER, assert_same, assert_same_tokens
 from needs import needs
 
-from minhub_py import generate, gpt2, gptneo, lstm, mistral, score
+from minhub_py import from_config, generate, gpt2, gptneo, lstm, score
 from minhub_py.checkpoints.tokenizers.tokenizer import characters
 from minhub_py.inference.batch import Batch, Event
 from minhub_py.inference.native.library import library
@@ -26,8 +26,8 @@ MAKE = {
     "gpt2": lambda: gpt2(vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT),
     "gptneo": lambda: gptneo(**SMALL, num_layers=2, num_heads=4, window_size=5, max_position_embeddings=CONTEXT),
     "lstm": lambda: lstm(**SMALL, embedding_size=24),
-    "mistral": lambda: mistral(
-        **SMALL, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    "mistral": lambda: from_config(
+        "mistral", **SMALL, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=CONTEXT, sliding_window=7,
     ),
 }  # fmt: skip

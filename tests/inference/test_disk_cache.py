@@ -16,7 +16,7 @@ import torch
 from decoders import in_dtype
 from needs import need, needs
 
-from minhub_py import gpt2, gptneo, lstm, mistral, qwen35, t5
+from minhub_py import from_config, gpt2, gptneo, lstm
 from minhub_py.inference.batch import Batch
 from minhub_py.inference.disk_cache import BLOCK, DiskCache
 from minhub_py.inference.native_runner import NativeRunner
@@ -30,12 +30,12 @@ QWEN35 = {**SMALL, "intermediate_size": 40, "num_hidden_layers": 4, "num_attenti
 MAKE = {
     "gpt2": lambda **more: gpt2(vocab_size=V, n_embd=24, n_layer=2, n_head=4, n_positions=CONTEXT, **more),
     "gptneo": lambda: gptneo(**SMALL, num_layers=2, num_heads=4, window_size=5),
-    "mistral": lambda **more: mistral(
-        **SMALL, **more, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        sliding_window=7,
+    "mistral": lambda **more: from_config(
+        "mistral", **SMALL, **more, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=7,
     ),
     "lstm": lambda: lstm(vocab_size=V, hidden_size=24, embedding_size=24),
-    "qwen35": lambda: qwen35(**QWEN35),
+    "qwen35": lambda: from_config("qwen3_5_text", **QWEN35),
 }  # fmt: skip
 
 
@@ -312,8 +312,8 @@ def test_models_without_exact_prefixes_do_not_use_the_cache(tmp_path: Path, capf
     """PyTorch's results depend on the number of tokens per call; an encoder-decoder has no prefixes."""
     modified = new("gpt2")
     modified.register_forward_hook(lambda *_: None)
-    encoder_decoder = t5(
-        vocab_size=V, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4
+    encoder_decoder = from_config(
+        "t5", vocab_size=V, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_decoder_layers=2, num_heads=4
     ).eval()
     for model, reason in ((modified, "PyTorch computes this model"), (encoder_decoder, "an encoder-decoder")):
         ids = text(1, 200)

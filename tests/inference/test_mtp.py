@@ -321,7 +321,9 @@ def test_a_head_of_another_model_is_rejected(models: dict[str, Any]) -> None:
 
 
 def test_predictions_without_a_head_are_rejected() -> None:
-    model = minhub_py.qwen35(**{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"})
+    model = minhub_py.from_config(
+        "qwen3_5_text", **{**CASES["qwen3_5_text"].settings("qwen3_5_text"), "model_type": "qwen3_5_text"}
+    )
     idx = torch.tensor([[1, 2]])
     for call in (lambda: model.predict(idx, model.hidden(idx)), lambda: list(model.mtp_steps())):
         with pytest.raises(ValueError, match=r"no head .* with from_pretrained\(…, mtp=True\)"):

@@ -17,7 +17,7 @@ from job_runs import LETTERS, fail, random_texts, write_csv
 from needs import needs
 from paths import TEXT
 
-from minhub_py import gpt2, gptneo, llama, lstm, qwen35, replay, save_pretrained
+from minhub_py import from_config, gpt2, gptneo, llama, lstm, replay, save_pretrained
 from minhub_py.checkpoints.tokenizers.tokenizer import characters, train_byte_level_bpe
 
 TASKS = {
@@ -194,8 +194,8 @@ ARCHITECTURES: dict[str, Callable[..., Any]] = {
         hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=128, **sizes,
     ),
-    "qwen35": lambda **sizes: qwen35(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+    "qwen35": lambda **sizes: from_config(
+        "qwen3_5_text", hidden_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
         intermediate_size=96, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16,
         linear_value_head_dim=16, max_position_embeddings=128, **sizes,
     ),

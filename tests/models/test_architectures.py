@@ -29,7 +29,7 @@ from minhub_py.export.torchscript import save_torchscript
 from minhub_py.inference.native_runner import NativeRunner, runner_of
 from minhub_py.inspection import inspect
 from minhub_py.models.cache import State
-from minhub_py.registry import ENTRIES, architecture_of
+from minhub_py.registry import ENTRIES, architecture_of, entry_of
 
 GRADIENTS = [name for cases in ARCHITECTURES.values() for name in cases.gradients]
 
@@ -217,21 +217,35 @@ def test_quantized_logits_are_close_to_float32(load, name: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_entry_points_load_and_create_the_family(load, name: str) -> None:
+def test_models_are_created_from_a_config_and_from_a_model_type(load, name: str) -> None:
     _, model, folder = load(name)
-    kind = name.split("-", maxsplit=1)[0]
-    [entry] = (entry for entry in ENTRIES.values() if kind in entry.model_types)
-    same = getattr(minhub_py, f"{entry.name}_from_pretrained")(folder, device="cpu")
-    assert torch.equal(same(ids_of(1)), model(ids_of(1)))
-    fresh = getattr(minhub_py, f"{entry.name}_from_config")(folder)
+    fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    model = getattr(minhub_py, entry.name)(**CASES[name].small, **CASES[name].fresh)
-    assert model.config.to_hub()["model_type"] == entry.model_types[0]
-    for other in ENTRIES.values():
-        if other != entry:
-            with pytest.raises(ValueError, match=rf"holds a {entry.name} model: call {entry.name}_from_pretrained\(\)"):
-                getattr(minhub_py, f"{other.name}_from_pretrained")(folder)
+    kind = name.split("-", maxsplit=1)[0]
+    [entry] = (entry for entry in ENTRIES.values() if kind in entry.model_types)
+    settings = {**CASES[name].small, **CASES[name].fresh}
+    for other, model_type in ((entry.name, entry.model_types[0]), (kind, kind)):
+        config = minhub_py.from_config(other, **settings).config
+        assert config.to_hub()["model_type"] == model_type
+    assert type(config) is type(model.config)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_functions_of_an_architecture_reject_others(load, name: str) -> None:
+    _, model, folder = load(name)
+    entry = entry_of(model.config.to_hub()["model_type"])
+    for family in minhub_py.FAMILIES:
+        from_pretrained, from_config = (
+            getattr(minhub_py, f"{family}_{function}") for function in ("from_pretrained", "from_config")
+        )
+        if family == entry.name:
+            assert torch.equal(from_pretrained(folder, device="cpu")(ids_of(1)), model(ids_of(1)))
+            assert from_config(folder).config == model.config
+        else:
+            for function in (from_pretrained, from_config):
+                with pytest.raises(ValueError, match=rf"architecture {entry.name}, not {family}: use from_pretrained"):
+                    function(folder)
 
 
 REFUSED = [(cases, *refusal) for cases in ARCHITECTURES.values() for refusal in cases.refused]

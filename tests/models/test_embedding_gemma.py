@@ -148,8 +148,9 @@ def test_quantized_models_are_close(folder: Path, model: Any, quantize: str) -> 
 
 
 def test_calls_that_predict_tokens_reject_encoders(model: Any) -> None:
-    bert = minhub_py.bert(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                          intermediate_size=20)  # fmt: skip
+    bert = minhub_py.from_config(
+        "bert", vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+    )
     for encoder in (model, bert):
         for call in (
             lambda: minhub_py.generate(encoder, [[5]], 3),  # noqa: B023

@@ -66,7 +66,7 @@ def test_the_native_runner_rounds_it_too() -> None:
     settings = {"model_type": "gemma", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 8,
                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
                 "attention_bias": True}  # fmt: skip
-    model = minhub_py.gemma(**settings).to(torch.bfloat16).eval()
+    model = minhub_py.from_config("gemma", **settings).to(torch.bfloat16).eval()
     for parameter in model.layers.parameters():
         parameter.zero_()
     model.layers[0].self_attn.o_proj.bias.fill_(4.0)

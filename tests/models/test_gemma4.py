@@ -41,7 +41,7 @@ def test_the_text_model_of_a_multimodal_file_with_unused_keys(load, tmp_path: Pa
     tensors["model.vision_tower.patch_embedder.input_proj.weight"] = torch.zeros(2, 2)
     tensors["model.embed_audio.embedding_projection.weight"] = torch.zeros(2, 2)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    model = minhub_py.gemma4_from_pretrained(tmp_path, device="cpu")
+    model = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert model.config.eos_token_id == [1, 60]
     assert torch.equal(model(ids_of(2)), expected(ids_of(2)))
     del tensors[f"{layer.format(1)}.k_proj.weight"]
@@ -71,8 +71,8 @@ def test_the_table_of_layer_inputs_stays_in_the_mapped_file(load, tmp_path: Path
 def test_native_logits_match_forward_at_published_head_sizes() -> None:
     """With small scores. Scores have no factor: with random norms of q and k they are near √512, and both runners round
     by more than the tolerance (docs/benchmarks/experiments.md compares them with float64)."""
-    model = minhub_py.gemma4(
-        vocab_size=61, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=2,
+    model = minhub_py.from_config(
+        "gemma4_text", vocab_size=61, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, hidden_size_per_layer_input=0, sliding_window=7,
         layer_types=["sliding_attention", "full_attention"],
     ).eval()  # fmt: skip
@@ -91,8 +91,8 @@ def test_keys_are_shared_without_inputs_per_layer() -> None:
                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
                 "vocab_size_per_layer_input": 61, "sliding_window": 7, "num_kv_shared_layers": 2,
                 "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
-    model = minhub_py.gemma4(**settings, hidden_size_per_layer_input=0).eval()
-    other = minhub_py.gemma4(**settings, hidden_size_per_layer_input=4).eval()
+    model = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=0).eval()
+    other = minhub_py.from_config("gemma4_text", **settings, hidden_size_per_layer_input=4).eval()
     draw(other)
     for block in other.layers:
         block.post_per_layer_input_norm.weight.zero_()
@@ -112,7 +112,7 @@ def test_both_spellings_of_global_sizes_are_read(spelling: str, tmp_path: Path) 
               "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 61,
               "hidden_size_per_layer_input": 0, "intermediate_size": 8, **size}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = minhub_py.gemma4_from_config(tmp_path)
+    model = minhub_py.from_config(tmp_path)
     assert model.config.head_sizes == [8, 8, 8, 8, 8, 16]
     assert model.config.kv_heads == [2, 2, 2, 2, 2, 1]
     assert model.config.to_hub()["global_head_dim"] == 16

@@ -84,7 +84,7 @@ def test_layers_with_a_state_alone() -> None:
     """The first chunk reaches the last by the state; there is no bound to what a cache takes."""
     kinds = ["linear_attention", "linear_attention"]
     settings = {**FAMILY.small, "num_hidden_layers": 2, "layer_types": kinds}
-    model = minhub_py.qwen35(**settings).eval()
+    model = minhub_py.from_config("qwen3_5_text", **settings).eval()
     draw(model)
     ids = ids_of(1, LONG)
     other = ids.clone()
@@ -149,7 +149,7 @@ def test_the_text_model_of_a_multimodal_file(load, names: str, tmp_path: Path) -
     tensors |= {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 3), "model.visual.pos_embed.weight": torch.zeros(2)}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     save_file(tensors, tmp_path / "model.safetensors")
-    result = minhub_py.qwen35_from_pretrained(tmp_path, device="cpu")
+    result = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert torch.equal(result(ids_of(1)), model(ids_of(1)))
     minhub_py.save_pretrained(result, tmp_path / "text")  # of the text model alone, in transformers' names for it
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "text").eval()

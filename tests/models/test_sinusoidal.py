@@ -145,7 +145,7 @@ def test_a_state_dict_alone_is_a_model(load: Any, tmp_path: Path) -> None:
     result = minhub_py.from_pretrained(tmp_path, device="cpu")
     assert {name: getattr(result.config, name) for name in SMALL} == SMALL
     assert_close(result(ids_of(2)), reference(ids_of(2)))
-    assert torch.equal(minhub_py.sinusoidal_from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2)))
+    assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(ids_of(2)), model(ids_of(2)))
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def test_the_positions_of_a_file_count(load: Any, tmp_path: Path) -> None:
 def test_gradients_match_pytorch() -> None:
     config = SinusoidalConfig(**SMALL)
     reference = Reference(config).double().eval()
-    model = minhub_py.sinusoidal(**SMALL).double().eval()
+    model = minhub_py.from_config("sinusoidal", **SMALL).double().eval()
     names = dict(weights_map.to_native("sinusoidal", reference.state_dict(), config))
     model.load_state_dict(names)
     ids = ids_of(2)

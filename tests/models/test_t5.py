@@ -343,17 +343,17 @@ def test_what_transformers_saves(load, tmp_path: Path) -> None:
     assert torch.equal(minhub_py.from_pretrained(tmp_path, device="cpu")(source, ids), model(source, ids))
 
 
-def test_entry_points_load_and_create_t5(load) -> None:
+def test_t5_is_created_from_a_config_and_from_its_model_type(load) -> None:
     _, model, folder = load("t5")
     source, ids = ids_of(1, 20), ids_of(1, 30)
-    assert torch.equal(minhub_py.t5_from_pretrained(folder, device="cpu")(source, ids), model(source, ids))
-    fresh = minhub_py.t5_from_config(folder)
+    assert torch.equal(minhub_py.from_pretrained(folder, device="cpu")(source, ids), model(source, ids))
+    fresh = minhub_py.from_config(folder)
     assert fresh.training
     assert fresh.config == model.config
-    model = minhub_py.t5(vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
+    model = minhub_py.from_config("t5", vocab_size=61, d_model=16, d_kv=4, d_ff=20, num_layers=1, num_heads=2)
     assert model.config.to_hub()["model_type"] == "t5"
     assert model(source, ids).std() > 0.1
-    with pytest.raises(ValueError, match=r"holds a t5 model: call t5_from_pretrained\(\)"):
+    with pytest.raises(ValueError, match=r"architecture t5, not gpt2: use from_pretrained\(\)"):
         minhub_py.gpt2_from_pretrained(folder)
 
 

@@ -14,7 +14,7 @@ import torch
 from needs import RSCRIPT
 from paths import PROGRAMS
 
-from minhub_py import bert
+from minhub_py import from_config
 
 CONTEXTS = ["The", "The", "The apple does not fall,", "", "A traveler lost"]
 TARGETS = ["apple", "pears", "souvenir", "so far", "the table"]
@@ -49,8 +49,8 @@ MASK_LOGPROBS = [
 
 def masked_model(vocab_size: int) -> Any:
     """The model. Its weights are the same with every version of PyTorch and NumPy."""
-    model = bert(
-        architectures=["BertForMaskedLM"], vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2,
+    model = from_config(
+        "bert", architectures=["BertForMaskedLM"], vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2,
         num_attention_heads=2, intermediate_size=24, max_position_embeddings=40,
     ).eval()  # fmt: skip
     generator = np.random.RandomState(7)  # its numbers are frozen, unlike default_rng's

@@ -34,7 +34,6 @@ from minhub_py.inference.native.library import (
 )
 from minhub_py.inference.native_runner import NativeRunner
 from minhub_py.models.encoder import EncoderDecoder
-from minhub_py.registry import entry_of
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 44,
       "num_layers": 2, "num_heads": 4}  # fmt: skip
@@ -161,7 +160,7 @@ def from_settings(settings: dict[str, Any]) -> Any:
     """A model of a config.json, with large weights, random biases and norms."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(settings))
-        model = getattr(minhub_py, f"{entry_of(settings['model_type']).name}_from_config")(folder).eval()
+        model = minhub_py.from_config(folder).eval()
     generator = torch.Generator().manual_seed(0)
     for path, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

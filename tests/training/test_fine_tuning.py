@@ -9,7 +9,7 @@ import pytest
 import torch
 from training_runs import BUILT_IN, FAMILY_NAMES, TINY, Notes, contents, held_out_losses, same
 
-from minhub_py import from_pretrained, mixtral, resume, save_pretrained, tokenizer_from_pretrained, train
+from minhub_py import from_config, from_pretrained, resume, save_pretrained, tokenizer_from_pretrained, train
 from minhub_py.checkpoints import local
 from minhub_py.training import memory
 
@@ -88,8 +88,15 @@ def test_a_fine_tuning_run_without_checkpoint_starts_again_from_the_model(tmp_pa
 def test_experts_that_no_token_chooses_are_trained_and_resumed_like_the_others(tmp_path: Path, text: Path) -> None:
     tokenizer = tokenizer_from_pretrained(BUILT_IN["gpt2"])
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = mixtral(vocab_size=tokenizer.get_vocab_size(), intermediate_size=16, num_experts=64, num_experts_per_tok=1,
-                    max_position_embeddings=64, **sizes)  # fmt: skip
+    model = from_config(
+        "mixtral",
+        vocab_size=tokenizer.get_vocab_size(),
+        intermediate_size=16,
+        num_experts=64,
+        num_experts_per_tok=1,
+        max_position_embeddings=64,
+        **sizes,
+    )
     save_pretrained(model, tmp_path / "model", tokenizer)
     options: dict[str, Any] = {"steps": 4, "batch": 1, "context": 4, "evaluate_every": 1, "checkpoint_every": 1,
                                "start": str(tmp_path / "model"), "threads": 1}  # fmt: skip

@@ -27,8 +27,8 @@ from small_models import tokenizer as words
 from training_runs import BUILT_IN, Notes, contents, held_out_losses, in_a_child, same
 
 from minhub_py import (
-    bert,
     classify,
+    from_config,
     from_pretrained,
     generate,
     llama,
@@ -37,7 +37,7 @@ from minhub_py import (
     save_pretrained,
     score,
     train,
-)  # fmt: skip
+)
 from minhub_py.checkpoints import local
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 from minhub_py.cli.main import main
@@ -274,8 +274,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
-    model = bert(vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                 num_attention_heads=4, architectures=["BertForMaskedLM"])  # fmt: skip
+    model = from_config(
+        "bert",
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        architectures=["BertForMaskedLM"],
+    )
     save_pretrained(model, folder, tokenizer)
     return folder
 
