@@ -79,7 +79,8 @@ def test_notebooks_run(notebook: Path) -> None:
                 exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", pages_with("sh"))
+# The commands of adding.md need the checkout: tests/test_adding.py.
+@pytest.mark.parametrize("page", [page for page in pages_with("sh") if page != "docs/internals/adding.md"])
 def test_shell_blocks_run(page: str, folder: Path) -> None:
     path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]])
     for code in blocks(page, "sh"):

@@ -43,6 +43,5 @@ class ArceeConfig(DecoderConfig):
     @property
     def structure(self) -> Structure:
         """What distinguishes this model from Llama."""
-        return self.declared(
-            eps=self.rms_norm_eps, gated=False, biases=biases(self.attention_bias, self.attention_bias, self.mlp_bias)
-        )
+        qkvo = self.attention_bias
+        return self.declared(eps=self.rms_norm_eps, gated=False, biases=biases(qkvo, qkvo, self.mlp_bias))
