@@ -1,4 +1,4 @@
-"""docs/internals/adding.md: its checklist is what an architecture requires, and its example is an architecture."""
+"""The checklist of docs/internals/adding.md names every requirement, and its example is in the repository."""
 
 import ast
 import os
