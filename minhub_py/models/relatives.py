@@ -135,6 +135,7 @@ ARCEE: Sizes = {
                       bos_token_id=128000, eos_token_id=128001, pad_token_id=128001,
                       rope_parameters=rope(1e4, rope_type="yarn", factor=20.0, original_max_position_embeddings=4096)),
 }  # fmt: skip
+JAIS2: Sizes = {"Jais-2-8B-Chat": {}}
 
 RELATIVES = (
     Relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", OLMO2),
@@ -155,4 +156,5 @@ RELATIVES = (
     Relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", COHERE2, "cohere"),
     Relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", STABLELM),
     Relative("arcee", "Arcee", "arcee", "Arcee", "arcee-ai", ARCEE),
+    Relative("jais2", "Jais 2", "jais2", "Jais2", "inceptionai", JAIS2),
 )  # fmt: skip

@@ -56,6 +56,10 @@ CASES: dict[str, dict[str, Any]] = {
     "arcee": {},
     "arcee-yarn": {"head_dim": 12, "rope_parameters": YARN, "hidden_act": "relu", "tie_word_embeddings": True},
     "arcee-biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 0.1},
+    "jais2": {},
+    "jais2-no-biases": {"attention_bias": False, "mlp_bias": False, "head_dim": 12, "tie_word_embeddings": True},
+    "jais2-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0},
+                     "num_key_value_heads": 1, "layer_norm_eps": 0.1, "hidden_act": "silu"},
 }  # fmt: skip
 REFUSED = (
     (
@@ -93,6 +97,7 @@ PUBLISHED: dict[str, int] = {
     "stabilityai/stablelm-2-1_6b": 1_644_515_328,
     "stabilityai/stablelm-2-12b": 12_143_185_920,
     "arcee-ai/AFM-4.5B": 4_619_184_640,
+    "inceptionai/Jais-2-8B-Chat": 8_090_401_280,
 }
 
 FAMILY = Cases(
@@ -100,7 +105,7 @@ FAMILY = Cases(
     CASES,
     # One of each new operation and cache.
     few=("exaone4", "hunyuan_v1_dense", "cohere-norms", "cohere2", "stablelm-parallel", "starcoder2-window", "arcee"),
-    gradients=("olmo3-types", "glm4", "cohere-norms", "stablelm-norms", "starcoder2", "arcee-biases"),
+    gradients=("olmo3-types", "glm4", "cohere-norms", "stablelm-norms", "starcoder2", "arcee-biases", "jais2"),
     published=PUBLISHED,
     refused=REFUSED,
 )
