@@ -27,7 +27,7 @@ from minhub_py.config import with_older_rope
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.fitting import check_architecture, describe, fit, with_values
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
-from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.experts import ExpertMatrices
 from minhub_py.models.steps import LayerInputs
@@ -35,6 +35,7 @@ from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.extras import require
 from minhub_py.system.habits import with_hints
+from minhub_py.system.quantization import KINDS
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 
