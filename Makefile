@@ -2,7 +2,7 @@
 # make native: compile the C files that have changed.
 # make wheels: a wheel for each platform, in dist/.
 # make test-real: trained weights in GGUF.   make test-rtorch: the R tests that need R torch.   make clean: start afresh.
-# PYTHON makes the environment VENV; an environment that exists may be named, too.
+# PYTHON creates the environment VENV. An environment that exists, such as conda's, is used as it is: VENV=~/envs/minhub.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ BUILT_FROM := pyproject.toml setup.py constraints.txt $(DECODER)
 # The tests start many Pythons: without bytecode on disk each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Without --no-compile pip compiles every file, which takes a minute; most are never imported.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python setup.py --quiet build_ext --inplace
 # Two makes of one checkout wait for each other; macOS has no flock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile )$(MAKE) --no-print-directory
@@ -34,7 +34,7 @@ define install_here
 $(call install,--editable $(1))
 endef
 
-.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs r vignette docs clean
+.PHONY: demo test suite native test-without-decoder test-file soak test-real test-rtorch gpu fuzz release-check addresses coverage lint style types bench wheels programs r roxygen vignette docs clean
 
 demo:
 	@$(LOCKED) $(VENV)/.installed
@@ -137,18 +137,25 @@ coverage: $(VENV)/.installed-rpy2
 		Rscript tests/support/programs/r_coverage.R r_bridge/minhubpy coverage.csv
 	$(BIN)/python tests/coverage_table.py coverage.json coverage.csv docs/internals/coverage.md
 
+# The help pages and NAMESPACE of the R package, from the comments of its code.
+roxygen: r
+	cd r_bridge && Rscript -e "roxygen2::roxygenise('minhubpy', roclets = c('namespace', 'rd'))"
+
 # The R package with its vignettes, in build/. R CMD INSTALL of the folder r_bridge/minhubpy installs no vignettes.
 vignette: $(VENV)/.installed r
 	mkdir -p build
 	cd build && MINHUBPY_PYTHON="$(abspath $(BIN))/python" R CMD build "$(CURDIR)/r_bridge/minhubpy"
 	@echo 'Run R CMD INSTALL build/minhubpy_*.tar.gz, then browseVignettes("minhubpy") in R'
 
+# The environment's Python, which `make` creates only if it is missing.
+$(VENV)/.created: PYTHON_USED = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	@$(PYTHON_USED) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { echo "The environment $(VENV) was not created: make a clone in a folder that can be" \
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "The environment $(VENV) was not created: make a clone in a folder that can be" \
 		'written, or choose another place with VENV=…'; exit 1; }
 	@touch $@
 
@@ -181,5 +188,7 @@ docs: $(VENV)/.installed-test r
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo 'Open docs/_build/html/index.html'
 
+# Another environment than .venv stays; what make remembers of it does not.
 clean:
-	rm -rf docs/_build $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -f $(VENV)/.created $(VENV)/.installed*
+	rm -rf docs/_build .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

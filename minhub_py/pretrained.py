@@ -31,7 +31,7 @@ from minhub_py.checkpoints.writing import write_checkpoint
 from minhub_py.config import with_older_rope
 from minhub_py.distributed.process_group import ProcessGroup, connect
 from minhub_py.inference.arguments import check_path, check_tokenizer, model_of
-from minhub_py.inference.quantize import KINDS, check_kind, layers_of, refuse_quantized, replace_layers
+from minhub_py.inference.quantize import check_kind, layers_of, refuse_quantized, replace_layers
 from minhub_py.loading.facts import Facts, collect, fit
 from minhub_py.loading.files import ModelFiles, open_files, other_architecture
 from minhub_py.models.base import LanguageModel, ModelConfig
@@ -40,6 +40,7 @@ from minhub_py.models.steps import LayerInputs
 from minhub_py.registry import Architecture, Entry, architecture_of, preset
 from minhub_py.system.device import choose_device, choose_dtype
 from minhub_py.system.habits import with_hints
+from minhub_py.system.quantization import KINDS
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minhub_py.config import build, changed
 from minhub_py.models import published
+from minhub_py.models.relatives import RELATIVES, Relative
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
     from minhub_py.models.base import LanguageModel, ModelConfig
@@ -127,20 +128,11 @@ GROUPED_NAMES = {**LLAMA_NAMES, "heads": ("num_attention_heads", "num_key_value_
 GATED = 8 / 3  # expansion of a gated MLP: its three matrices have as many weights as two with an expansion of 4
 
 
-def relative(
-    name: str,
-    title: str,
-    model_type: str,
-    model: str,
-    owner: str,
-    sizes: published.Sizes,
-    module: str = "",
-    classifies: bool = True,
-) -> Architecture:
-    """An architecture of the general decoder (models/decoder.py). model: the class; its config's has the same name."""
+def relative(row: Relative) -> Architecture:
+    """An architecture of the general decoder."""
     training = Training(GROUPED_NAMES, {"tie_word_embeddings": True}, expansion=GATED)
-    return Architecture(name, title, model_type, (f"{model}Config", model), training, owner, sizes, module=module,
-                        classifies=classifies)  # fmt: skip
+    return Architecture(row.name, row.title, row.model_type, (f"{row.model}Config", row.model), training, row.owner,
+                        row.sizes, module=row.module, classifies=True)  # fmt: skip
 
 
 ARCHITECTURES = {
@@ -230,24 +222,7 @@ ARCHITECTURES = {
             ),
             "google", published.GEMMA4, names={"gemma4": ("gemma4_text",)}, wrappers=("gemma4",),
         ),
-        # Relatives of Llama: a config and a weight table each.
-        relative("olmo2", "OLMo 2", "olmo2", "Olmo2", "allenai", published.OLMO2),
-        relative("olmo3", "OLMo 3", "olmo3", "Olmo3", "allenai", published.OLMO3, "olmo2"),
-        relative("phi3", "Phi-3", "phi3", "Phi3", "microsoft", published.PHI3),
-        relative("smollm3", "SmolLM3", "smollm3", "SmolLM3", "HuggingFaceTB", published.SMOLLM3),
-        relative("granite", "Granite", "granite", "Granite", "ibm-granite", published.GRANITE),
-        relative("granitehybrid", "Granite 4", "granitemoehybrid", "GraniteHybrid", "ibm-granite",
-                 published.GRANITE_HYBRID, "granite"),
-        relative("exaone4", "EXAONE 4", "exaone4", "Exaone4", "LGAI-EXAONE", published.EXAONE4),
-        relative("ernie45", "ERNIE 4.5", "ernie4_5", "Ernie45", "baidu", published.ERNIE45),
-        relative("seedoss", "Seed-OSS", "seed_oss", "SeedOSS", "ByteDance-Seed", published.SEEDOSS),
-        relative("internlm3", "InternLM 3", "internlm3", "InternLM3", "internlm", published.INTERNLM3),
-        relative("hunyuan", "Hunyuan", "hunyuan_v1_dense", "Hunyuan", "tencent", published.HUNYUAN),
-        relative("starcoder2", "StarCoder 2", "starcoder2", "StarCoder2", "bigcode", published.STARCODER2),
-        relative("glm4", "GLM-4", "glm4", "GLM4", "zai-org", published.GLM4),
-        relative("cohere", "Command R", "cohere", "Cohere", "CohereForAI", published.COHERE),
-        relative("cohere2", "Command R7B", "cohere2", "Cohere2", "CohereForAI", published.COHERE2, "cohere"),
-        relative("stablelm", "StableLM", "stablelm", "StableLM", "stabilityai", published.STABLELM),
+        *map(relative, RELATIVES),
         Architecture(
             "bloom", "BLOOM", "bloom", ("BloomConfig", "Bloom"),
             Training({name: LLAMA_NAMES[name] for name in ("layers", "width", "heads", "context")}), "bigscience",

@@ -21,9 +21,22 @@ INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 # PEFT's targets if target_modules is absent, by model_type.
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
-    "gpt_neox": ("query_key_value",),
+    **dict.fromkeys(("gpt_neox", "bloom"), ("query_key_value",)),
     **dict.fromkeys(
-        ("gptj", "gpt_neo", "opt", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"),
+        (
+            "gptj",
+            "gpt_neo",
+            "opt",
+            "llama",
+            "mistral",
+            "mixtral",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "qwen2",
+            "qwen3",
+            "stablelm",
+        ),
         ("q_proj", "v_proj"),
     ),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),

@@ -16,6 +16,7 @@ from minhub_py.cli.options import Seed, add_options, json_option, na_option
 from minhub_py.cli.output import check_writable, emit, say, table
 from minhub_py.registry import ENTRIES
 from minhub_py.system.console import note
+from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import ShellSpelling, use_spelling
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ POSITIVE = click.IntRange(min=1)
     click.option("--epochs", type=float, help="With --from: passes over the data, instead of --steps.  [default: 4]"),
     click.option("--checkpointing/--no-checkpointing", default=None,
                  help="Compute blocks twice to save memory.  [default: no-checkpointing]"),
-    click.option("--quantize", type=click.Choice(["int8", "nf4"]),
+    click.option("--quantize", type=click.Choice(KINDS),
                  help="With --lora: store the frozen weights in 8 or 4 bits, to save memory."),
     click.option("--steps", type=POSITIVE, help="* Number of optimizer steps.  [default: 2000; --from: by --epochs]"),
     click.option("--batch", type=POSITIVE, help="Sequences per step, over all processes.  [default: 32; --from: 8]"),

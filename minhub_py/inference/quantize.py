@@ -35,9 +35,8 @@ from minhub_py.models.base import LanguageModel
 from minhub_py.models.encoder import EncoderDecoder
 from minhub_py.models.experts import ExpertMatrices, Packed
 from minhub_py.models.steps import Add, CacheEncoder, Embed, Experts, Linear, Logits, Recurrent
+from minhub_py.system.quantization import KINDS
 from weights_map.blocks import TYPES, Blocks, unpack_rows
-
-KINDS = ("int8", "nf4")
 
 GROUP = 32  # inputs per scale in nf4
 UNIT = 4 * GROUP  # inputs per 68 bytes

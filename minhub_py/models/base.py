@@ -19,6 +19,11 @@ def tanh_gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """So et al. (2021), "Primer"."""
+    return F.relu(x).square()
+
+
 # Activations by their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -26,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
     "gelu_fast": tanh_gelu,
     "relu": F.relu,
+    "relu2": squared_relu,
     "silu": F.silu,
     "swish": F.silu,
     "tanh": torch.tanh,

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from minhub_py.chat.defaults import PUBLISHED_FIELDS
+from minhub_py.inference.limits import PUBLISHED_FIELDS
 from minhub_py.inference.quantize import kind_of
 from minhub_py.serve import known_fields
 from minhub_py.serve.catalog import Entry

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_origin
 from minhub_py.config import changed
 from minhub_py.registry import ENTRIES, Architecture, Entry
 from minhub_py.system.csv_values import NA
+from minhub_py.system.quantization import KINDS
 from minhub_py.system.spelling import setting, train_call, unknown
 from minhub_py.training.errors import read_object, reading
 
@@ -113,8 +114,8 @@ class Settings:
             raise ValueError(f"{setting('family')} must be one of {', '.join(ENTRIES)}, not {self.family!r}")
         if self.lora and self.start is None:
             raise ValueError(f"{setting('lora')} requires {setting('start')}: an adapter changes an existing model")
-        if self.quantize not in (None, "int8", "nf4"):
-            raise ValueError(f"{setting('quantize')} must be int8 or nf4, not {self.quantize!r}")
+        if self.quantize not in (None, *KINDS):
+            raise ValueError(f"{setting('quantize')} must be {' or '.join(KINDS)}, not {self.quantize!r}")
         if self.quantize and not self.lora:
             raise ValueError(f"{setting('quantize')} requires {setting('lora')}: quantized weights cannot be trained")
         if self.lora and self.parallel == "fsdp":

@@ -16,8 +16,10 @@ from small_models import T5
 
 from minhub_py import from_pretrained, generate, save_adapter, save_pretrained
 from minhub_py.adapters.attach import attach
+from minhub_py.adapters.config import DEFAULT_TARGETS
 from minhub_py.adapters.fit import read_adapter
 from minhub_py.models.lora import LoRAFactors
+from minhub_py.registry import ENTRIES
 
 # The largest error of our float32 logits with AVX-512, AVX2 and without vector instructions, and of our float64 logits,
 # from the logits that PEFT computed in float32 on another processor (x 1e-7):
@@ -61,6 +63,16 @@ def call(model: Any, ids: torch.Tensor) -> torch.Tensor:
         else:
             result = model(ids)
     return result if isinstance(result, torch.Tensor) else result.logits
+
+
+def test_default_targets_are_those_of_peft() -> None:
+    """For each supported model_type that PEFT has a default for."""
+    package("peft")
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as EXPECTED
+
+    types = [kind for entry in ENTRIES.values() for kind in entry.model_types if kind in EXPECTED]
+    assert {kind: DEFAULT_TARGETS.get(kind) for kind in types} == {kind: tuple(EXPECTED[kind]) for kind in types}
+    assert DEFAULT_TARGETS.keys() - EXPECTED.keys() == {"distilbert"}
 
 
 @pytest.mark.parametrize("base", ["gpt2", "llama"])

@@ -5,7 +5,6 @@ by thousands of times the tolerance. All positions are compared, most of them be
 """
 
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -302,21 +301,3 @@ PUBLISHED = [size for cases in ARCHITECTURES.values() for size in cases.publishe
 @pytest.mark.parametrize(("size", "parameters"), PUBLISHED)
 def test_published_sizes_have_the_published_parameter_counts(size: str, parameters: int) -> None:
     assert inspect(size)["parameters"]["total"] == parameters
-
-
-@pytest.mark.parametrize(
-    "family", [name for name, entry in ENTRIES.items() if entry.architecture.name in ARCHITECTURES]
-)
-def test_each_family_can_be_trained_and_fine_tuned(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training from scratch with the settings of the registry, and fine-tuning of the result."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plotting would take longer than training
-    text = tmp_path / "text.txt"
-    text.write_text("a rose is a rose is a rose. " * 200)
-    small = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 4, "tokenizer": "characters", "seed": 1}
-    run = minhub_py.train(text, tmp_path / "run", family=family, steps=16, evaluate_every=8, **small, progress=False)
-    assert run.losses[-1]["held_out_loss"] < run.losses[0]["held_out_loss"]
-    model = minhub_py.from_pretrained(tmp_path / "run", device="cpu")
-    assert type(runner_of(model)) is RUNNER
-    minhub_py.train(text, tmp_path / "tuned", start=str(tmp_path / "run"), steps=2, batch=4, context=16, progress=False)

@@ -21,6 +21,7 @@ BLOCKS = {"Q8_0": 6, "Q4_0": 7, "Q4_1": 8, "Q5_0": 9, "Q5_1": 10, "IQ4_NL": 11, 
           "Q2_K": 14, "Q3_K": 15, "Q4_K": 16, "Q5_K": 17, "Q6_K": 18, "IQ4_XS": 19}  # fmt: skip
 ACTIVATIONS = {
     "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3, "silu": 4, "swish": 4, "tanh": 5,
+    "relu2": 7,
 }  # fmt: skip
 KINDS = {"embed": 0, "norm": 1, "linear": 2, "add": 3, "attend": 4, "lstm": 5, "logits": 6, "rms_norm": 7,
          "rotate": 8, "gate": 9, "save": 10, "copy": 11, "route": 12, "experts": 13, "combine": 14,

@@ -53,6 +53,13 @@ CASES: dict[str, dict[str, Any]] = {
     "stablelm-parallel": {"use_parallel_residual": True, "qk_layernorm": True, "num_key_value_heads": 4},
     "stablelm-all": {"partial_rotary_factor": 1.0, "rope_theta": 50.0, "layer_norm_eps": 0.1,
                      "tie_word_embeddings": True},
+    "arcee": {},
+    "arcee-yarn": {"head_dim": 12, "rope_parameters": YARN, "hidden_act": "relu", "tie_word_embeddings": True},
+    "arcee-biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 0.1},
+    "jais2": {},
+    "jais2-no-biases": {"attention_bias": False, "mlp_bias": False, "head_dim": 12, "tie_word_embeddings": True},
+    "jais2-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0},
+                     "num_key_value_heads": 1, "layer_norm_eps": 0.1, "hidden_act": "silu"},
 }  # fmt: skip
 REFUSED = (
     (
@@ -89,14 +96,16 @@ PUBLISHED: dict[str, int] = {
     "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
     "stabilityai/stablelm-2-1_6b": 1_644_515_328,
     "stabilityai/stablelm-2-12b": 12_143_185_920,
+    "arcee-ai/AFM-4.5B": 4_619_184_640,
+    "inceptionai/Jais-2-8B-Chat": 8_090_401_280,
 }
 
 FAMILY = Cases(
     SMALL,
     CASES,
     # One of each new operation and cache.
-    few=("exaone4", "hunyuan_v1_dense", "cohere-norms", "cohere2", "stablelm-parallel", "starcoder2-window"),
-    gradients=("olmo3-types", "glm4", "cohere-norms", "stablelm-norms", "starcoder2"),
+    few=("exaone4", "hunyuan_v1_dense", "cohere-norms", "cohere2", "stablelm-parallel", "starcoder2-window", "arcee"),
+    gradients=("olmo3-types", "glm4", "cohere-norms", "stablelm-norms", "starcoder2", "arcee-biases", "jais2"),
     published=PUBLISHED,
     refused=REFUSED,
 )
