@@ -4,10 +4,12 @@ import json
 import struct
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import compare
+import fast_python
 import gguf_files
 import pytest
 import results
@@ -16,6 +18,7 @@ from click.testing import CliRunner, Result
 from gguf_cases import CASES as SMALL
 from needs import needs
 from peers import CASES, cases, gguf_writer, tables
+from peers import run as peers_run
 from peers.cases import FUNCTIONS
 from peers.run import Bench, LeftOutError, Runner, Settings, look
 from peers.tables import COLUMNS, CURVES
@@ -47,6 +50,18 @@ def failed(*arguments: str, status: int = 1) -> str:
     result = run(*arguments)
     assert result.exit_code == status, result.output
     return result.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """The workers are forks: a new Python would import PyTorch in each."""
+
+    def start(engine: str, options: dict[str, object], threads: int, python: str) -> Worker:
+        return Worker(engine, options, threads, fast_python.python() if python == sys.executable else python)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers_run, "Worker", start)
+        yield
 
 
 @pytest.fixture(scope="module")
