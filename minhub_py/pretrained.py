@@ -12,7 +12,7 @@ Continue reading in `registry`, a model file, and the architecture's table in `w
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
 """Chat templates: sources in a repository, parity with transformers, and limits of untrusted templates."""
 
 import json
-import os
 import threading
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import gguf_files
 import jinja2
 import pytest
 import transformers
-from needs import needs
 from paths import ROOT
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -20,8 +18,6 @@ from minhub_py.chat.sandbox import SANDBOX, TIMEOUT, Sandbox
 from minhub_py.chat.templates import ChatTemplate, TemplateRejectionError, chat_template_of
 from minhub_py.checkpoints.tokenizers.tokenizer import read_tokenizer
 
-# A folder of *.jinja to compare with transformers, such as models/templates in llama.cpp's repository.
-FOLDER = "MINHUB_CHAT_TEMPLATES"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 CHATML = """\
@@ -155,16 +151,6 @@ def check_equal(reference: Any, text: str, **variables: Any) -> tuple[int, int]:
 def test_templates_render_as_in_transformers(reference: Any, name: str) -> None:
     assert sum(check_equal(reference, TEMPLATES[name])) == 18
     check_equal(reference, TEMPLATES[name], enable_thinking=False, custom={"a": [1, 2]})
-
-
-@needs("chat templates")
-def test_published_templates_render_as_in_transformers(reference: Any) -> None:
-    """With llama.cpp's collection of templates, if available."""
-    files = sorted(Path(os.environ[FOLDER]).glob("*.jinja"))
-    assert files
-    counts = [check_equal(reference, file.read_text(encoding="utf-8")) for file in files]
-    print(f"{len(files)} templates: {sum(equal for equal, _ in counts)} texts are equal, "
-          f"{sum(rejected for _, rejected in counts)} rejected by both")  # fmt: skip
 
 
 def test_messages_are_reduced_to_plain_json() -> None:

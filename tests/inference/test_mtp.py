@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from commands import done, failed
 from needs import needs
 from random_weights import draw
-from references import CASES, assert_close, ids_of
+from references import CASES, assert_close, assert_identical, ids_of
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpLayer
@@ -211,8 +211,7 @@ def test_a_checkpoint_is_loaded_with_its_head_on_request_only(models: dict[str, 
         assert plain.mtp is None
         assert not any(key.startswith("mtp.") for key in plain.state_dict())
         assert plain.config.mtp_layers == 0
-        assert full.state_dict().keys() == models[name].state_dict().keys()
-        assert all(torch.equal(tensor, full.state_dict()[key]) for key, tensor in models[name].state_dict().items())
+        assert_identical(full.state_dict(), models[name].state_dict())
         assert read_config(folder)[1].mtp_layers == 0
         assert json.loads((folder / "config.json").read_text())["mtp_num_hidden_layers"] == 1
         with pytest.raises(ValueError, match=r"^draft='mtp': the model has no head .* with mtp=True$"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from decoders import CASES, assert_close, forward, new, new_cache, product, read, some_ids
 from needs import needs
+from references import assert_identical
 from torch import nn
 
 import minhub_py
@@ -363,11 +364,7 @@ def test_from_pretrained_quantizes_a_checkpoint(tmp_path, family, kind) -> None:
     model = minhub_py.from_pretrained(str(tmp_path), device="cpu", quantize=kind)
     assert not model.training
     expected = new(family, kind)
-    assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == {
-        name: tensor.dtype for name, tensor in expected.state_dict().items()
-    }
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, expected.state_dict()[name])
+    assert_identical(model.state_dict(), expected.state_dict())
     by_family = getattr(minhub_py, f"{family}_from_pretrained")(str(tmp_path), device="cpu", quantize=kind)
     prompts = [[1, 2, 3], [4]]
     assert generate(by_family, prompts, 30, seed=1) == generate(expected, prompts, 30, seed=1)

@@ -12,7 +12,7 @@ import torch
 from commands import succeeded
 from guarantees import RUNNER
 from needs import need_kernels
-from references import assert_close, read
+from references import assert_close, assert_identical, read
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -159,8 +159,7 @@ def test_saved_models_load_in_the_reference(load: Any, tmp_path: Path) -> None:
     written = weights_map.to_hub("sinusoidal", again.state_dict(), again.config)
     other = Reference(again.config)
     assert other.load_state_dict(dict(written), strict=False) == (["_cached_mask"], [])
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(other.state_dict()[name], tensor), name
+    assert_identical(other.state_dict(), reference.state_dict())
 
 
 @torch.no_grad()
