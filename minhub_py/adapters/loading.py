@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import CONFIG, PICKLE, WEIGHTS
+from minhub_py.adapters.files import CONFIG, PICKLE, WEIGHTS, read_file
 from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
 from minhub_py.adapters.mlx import WEIGHTS as MLX_WEIGHTS
 from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import read_object
 from minhub_py.inference.arguments import check_path
 from minhub_py.models.base import LanguageModel
 
@@ -64,9 +63,9 @@ def adapter_folder(identifier: str | os.PathLike[str]) -> tuple[str, str, Path] 
     """The base, its revision and the folder of a `local_adapter`. ValueError: the adapter does not name its base."""
     if (folder := local_adapter(identifier)) is None:
         return None
-    values = read_object(folder / CONFIG)
+    values = read_file(folder)
     base = values.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not base:
         raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
     return base, values.get("revision") or "main", folder
 

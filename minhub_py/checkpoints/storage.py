@@ -6,7 +6,6 @@ direction, `pickles.py` reads PyTorch's older formats.
 Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for shards.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
-from minhub_py.system.files import read_bytes
 from minhub_py.system.printable import gist
+from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
@@ -37,29 +36,15 @@ MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up t
 MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. ValueError: it is corrupt, or not a regular file."""
-    content = read_bytes(path)
-    try:
-        return json.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
-
-
-def read_object(path: Path, limit: int | None = None) -> dict[str, Any]:
-    """Read a JSON file that contains an object. ValueError: it is corrupt, has other content, or over `limit` bytes."""
-    if limit is not None and path.stat().st_size > limit:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; the maximum for settings is {limit:,}")
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} should contain a JSON object, not {type(content).__name__}")
-    return content
-
-
-def read_settings(folder: Path, *names: str, limit: int | None = None) -> dict[str, Any]:
+def read_settings(folder: Path, *names: str) -> dict[str, Any]:
     """The settings in JSON files of a folder, some of which may be missing; later files take precedence."""
     paths = [folder / name for name in names]
-    return {key: value for path in paths if path.exists() for key, value in read_object(path, limit).items()}
+    return {
+        key: value
+        for path in paths
+        if path.exists()
+        for key, value in read_json(path, dict[str, Any], limit=MAX_SETTINGS).items()
+    }
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -79,12 +64,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """The content of config.json; None without this file."""
         path = self.path / "config.json"
-        return read_object(path, MAX_SETTINGS) if path.exists() else None
+        return read_settings(self.path, path.name) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """The content of generation_config.json; empty without this file."""
-        return read_settings(self.path, "generation_config.json", limit=MAX_SETTINGS)
+        return read_settings(self.path, "generation_config.json")
 
     @cached_property
     def files(self) -> list[Path]:
