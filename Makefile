@@ -77,7 +77,7 @@ gpu: $(VENV)/.installed-test
 soak: $(VENV)/.installed-rpy2
 	$(BIN)/python -m pytest -m soak --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
-# Random changes of checkpoints, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
+# Random changes of checkpoints, small JSON files, tokenizers, requests and frames: MINUTES for all. Inputs that fail are stored in
 # tests/fuzz/corpus, whose files the test suite replays.
 MINUTES ?= 5
 fuzz: $(VENV)/.installed-test

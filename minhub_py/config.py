@@ -27,10 +27,10 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from reprlib import repr as brief
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minhub_py.models.settings import HEAD_SETTINGS, unavailable
+from minhub_py.system.shapes import fits
 from minhub_py.system.spelling import setting, similar
 
 if TYPE_CHECKING:  # keeps `minhub` fast: PyTorch is imported on first use
@@ -191,7 +191,7 @@ def changed_rope(
 
 def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
     """ValueError: the value has the wrong type or is out of range."""
-    if not fits(value, field.type):
+    if not fits(value, field.type) or (isinstance(value, list | tuple) and len(value) > MAX_LIST):
         raise ValueError(f"{title}: {field.name} cannot be {brief(value)}")
     usual = SIZE if field.type is int else RATE if field.type is float else (-math.inf, math.inf)
     low, high = field.metadata.get("range", usual)
@@ -202,19 +202,6 @@ def check(title: str, field: "dataclasses.Field[Any]", value: object) -> None:
         raise ValueError(
             f"{title}: {field.name} {brief(value)} is not one of {', '.join(map(str, field.metadata['choices']))}"
         )
-
-
-def fits(value: object, kind: Any) -> bool:
-    """Whether a JSON value has the annotated type. Unlike in Python, a bool is not a number."""
-    if isinstance(kind, UnionType):
-        return any(fits(value, part) for part in get_args(kind))
-    if get_origin(kind) is list:
-        if not isinstance(value, list | tuple) or len(value) > MAX_LIST:
-            return False
-        return all(fits(item, get_args(kind)[0]) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def one_rope(Config: Any, hub: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """Classification heads that belong to an adapter (PEFT's task type SEQ_CLS): the base has none, or other labels."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from minhub_py.adapters.files import CONFIG, PREFIX, has_weights, stored_tensors
+from minhub_py.adapters.files import CONFIG, PREFIX, has_weights, read_file, stored_tensors
 from minhub_py.adapters.targets import bare_model, conversions_of
-from minhub_py.checkpoints.storage import read_json
 from minhub_py.config import changed
 from minhub_py.models.base import LanguageModel, ModelConfig
 from minhub_py.models.skeleton import skeleton
 from minhub_py.registry import ARCHITECTURES, architecture_of
+from minhub_py.system.shapes import parse_json
 
 SEQUENCE_TASK = "SEQ_CLS"
 HEAD_NAMES = ("architectures", "id2label", "label2id", "problem_type")  # in config.json
@@ -88,13 +87,13 @@ def base_of(folder: Path, model: LanguageModel) -> LanguageModel:
 
     The labels are those that `write_adapter` stores, else LABEL_0 and so on; one label is a regression.
     """
-    values = read_json(folder / CONFIG, dict) if (folder / CONFIG).exists() else {}
-    if values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
+    values = read_file(folder) if (folder / CONFIG).exists() else None
+    if values is None or values.get("task_type") != SEQUENCE_TASK or not has_weights(folder):
         return model
     tensors, metadata = stored_tensors(folder)
     stored = metadata.get("labels")
     if stored is not None:
-        return with_head(model, json.loads(stored))
+        return with_head(model, parse_json(stored.encode(), list[str], f"the labels in the weights of {folder}"))
     targets = conversions_of(skeleton_of_head(model))
     [[output]] = [target.targets for target in targets if target.sources == ("head.out.weight",)]
     if f"{PREFIX}{output}" not in tensors:

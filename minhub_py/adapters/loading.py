@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from minhub_py.adapters.attach import attach
-from minhub_py.adapters.files import CONFIG, PICKLE, WEIGHTS
+from minhub_py.adapters.files import CONFIG, PICKLE, WEIGHTS, read_file
 from minhub_py.adapters.fit import read_adapter
 from minhub_py.adapters.heads import base_of
 from minhub_py.adapters.mlx import WEIGHTS as MLX_WEIGHTS
 from minhub_py.checkpoints import hub
-from minhub_py.checkpoints.storage import read_json
 from minhub_py.models.base import LanguageModel
 
 AdapterSource = str | os.PathLike[str]
@@ -59,9 +58,9 @@ def is_adapter(path: Path) -> bool:
 
 def base_in(folder: Path) -> tuple[str, str]:
     """The identifier and revision of the base of an adapter. ValueError: the adapter does not name its base."""
-    values = read_json(folder / CONFIG, dict)
+    values = read_file(folder)
     base = values.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not base:
         raise ValueError(f"{folder} is an adapter of an unknown model: load the model with adapter={str(folder)!r}")
     return base, values.get("revision") or "main"
 

@@ -193,18 +193,6 @@ def shorten(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def parse_turn(data: Any) -> Turn:
-    """A turn of a saved chat. KeyError, TypeError, ValueError: it is invalid."""
-    reply = data["reply"]
-    if not is_text(data["text"]) or (reply is None) != (data["role"] == "user"):
-        raise ValueError(f"invalid turn {brief(data)}")
-    if reply is not None:
-        top = [[(int(id), float(logprob)) for id, logprob in tokens] for tokens in reply["top"]]
-        calls = tuple(ToolCall(**call) for call in reply.get("calls", ()))
-        reply = Reply(**{**reply, "top": top, "calls": calls})
-    return Turn(data["role"], data["text"], reply, tuple(dict(step) for step in data.get("steps", ())))
-
-
 def steps_of(turn: Turn, results: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """The messages of a reply with calls and of their results, after the messages of previous calls."""
     calls = turn.reply.calls if turn.reply is not None else ()

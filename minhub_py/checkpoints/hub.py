@@ -10,7 +10,6 @@ renamed and linked only if its hash is correct. Files in the cache are therefore
 """
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 from urllib.parse import quote
 
 from minhub_py.checkpoints import layout
@@ -48,9 +47,41 @@ from minhub_py.checkpoints.transfer import (
     translate_errors,
 )
 from minhub_py.system.printable import gist, printable
+from minhub_py.system.shapes import Within, parse_json
 
 # Maximum bytes of settings, a tokenizer or an index of shards: ten times the largest published files.
 MAX_SMALL = 500_000_000
+
+
+Size = Annotated[int, Within(0, 2**60 - 1)]
+
+
+class LargeFile(TypedDict):
+    """A file in Git LFS."""
+
+    size: Size
+    sha256: str
+
+
+class NamedEntry(TypedDict):
+    """The required members of a file in the Hub's list."""
+
+    rfilename: str
+
+
+class Entry(NamedEntry, total=False):
+    """A file in the Hub's list."""
+
+    lfs: LargeFile
+    size: Size
+    blobId: str
+
+
+class Repository(TypedDict):
+    """The Hub's answer about a repository."""
+
+    sha: str
+    siblings: list[Entry]
 
 
 @dataclass(frozen=True)
@@ -165,15 +196,13 @@ def plan_download(
     with translate_errors(repository, revision, hint=lambda: _spelling_hint(repository) if suggest else ""):
         body = fetch_json(url, {"blobs": "true"}, token)
     try:
-        answer = json.loads(body)
+        answer: Repository = parse_json(body, Repository, "its list of files")
         plan = Plan(repository, revision, answer["sha"], (), gguf)
         if not COMMIT.fullmatch(plan.commit):
             raise ValueError(f"{plan.commit!r} is not a commit")
         present = {entry["rfilename"]: _remote_file(entry) for entry in answer["siblings"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConnectionError(
-            f"The server is not the Hub ({type(error).__name__}: {gist(error)}): check HF_ENDPOINT and the proxy."
-        ) from error
+    except (ValueError, KeyError) as error:
+        raise ConnectionError(f"The server is not the Hub ({gist(error)}): check HF_ENDPOINT and the proxy.") from error
 
     def with_files(names: Iterable[str]) -> Plan:
         selected = (present[name] for name in names)
@@ -330,13 +359,13 @@ def _record(plan: Plan) -> None:
         )
 
 
-def _remote_file(entry: dict[str, Any]) -> RemoteFile:
-    """A file from the Hub's list. ValueError, KeyError: the entry is invalid."""
+def _remote_file(entry: Entry) -> RemoteFile:
+    """A file from the Hub's list. ValueError: it has no size and hash."""
     lfs = entry.get("lfs")
-    size, sha256, git_sha1 = (lfs["size"], lfs["sha256"], None) if lfs else (entry["size"], None, entry["blobId"])
-    file = RemoteFile(entry["rfilename"], size, sha256, git_sha1, cached=False)
-    if type(size) is not int or not 0 <= size < 2**60 or not DIGEST.fullmatch(file.digest):
-        raise ValueError(f"{file.name} has no size and hash")
+    size, sha256 = (lfs["size"], lfs["sha256"]) if lfs else (entry.get("size"), None)
+    file = RemoteFile(entry["rfilename"], size or 0, sha256, None if lfs else entry.get("blobId"), cached=False)
+    if size is None or not DIGEST.fullmatch(file.digest):
+        raise ValueError(f"{file.name[:200]} has no size and hash")
     return file
 
 

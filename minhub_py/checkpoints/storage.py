@@ -6,7 +6,6 @@ direction, `pickles.py` reads PyTorch's older formats.
 Sources: the safetensors format (header length, JSON header, data), and the Hub's `*.index.json` for shards.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from minhub_py.checkpoints.layout import WEIGHTS, folder_gguf_hint, shard_names
 from minhub_py.checkpoints.pickles import cannot_map, is_archive, mapping_message, open_pickle
-from minhub_py.system.files import MAX_FILE, read_bytes
 from minhub_py.system.printable import gist
+from minhub_py.system.shapes import read_json
 from minhub_py.system.spelling import setting
 from weights_map.blocks import Blocks
 from weights_map.conversion import Mapped
@@ -38,25 +37,15 @@ MAX_SETTINGS = 10_000_000  # bytes of a settings file; published files have up t
 MAX_TENSORS = 20_000  # per checkpoint; published checkpoints have up to 1,200
 
 
-def read_json(path: Path, kind: type[T], limit: int = MAX_FILE) -> T:
-    """Read a JSON file. ValueError: it is corrupt, not a regular file, larger than `limit` bytes, or not of this kind.
-
-    kind: dict for an object, or `object` for any content.
-    """
-    content = read_bytes(path, limit)
-    try:
-        value = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
-    if not isinstance(value, kind):
-        raise ValueError(f"{path} should contain a JSON object, not {type(value).__name__}")
-    return value
-
-
 def read_settings(folder: Path, *names: str) -> dict[str, Any]:
     """The settings in JSON files of a folder, some of which may be missing; later files take precedence."""
     paths = [folder / name for name in names]
-    return {key: value for path in paths if path.exists() for key, value in read_json(path, dict).items()}
+    return {
+        key: value
+        for path in paths
+        if path.exists()
+        for key, value in read_json(path, dict[str, Any], limit=MAX_SETTINGS).items()
+    }
 
 
 class Contents(NamedTuple):
@@ -86,13 +75,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def config(self) -> dict[str, Any] | None:
         """The content of config.json; None without this file."""
         path = self.path / "config.json"
-        return read_json(path, dict, MAX_SETTINGS) if path.exists() else None
+        return read_settings(self.path, path.name) if path.exists() else None
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """The content of generation_config.json; empty without this file."""
-        path = self.path / "generation_config.json"
-        return read_json(path, dict, MAX_SETTINGS) if path.exists() else {}
+        return read_settings(self.path, "generation_config.json")
 
     @cached_property
     def files(self) -> list[Path]:

@@ -35,7 +35,7 @@ from minhub_py.serve.replies import ParsedReply, collect_replies
 from minhub_py.serve.server import server_of
 from minhub_py.serve.settings import limited, parse_settings
 from minhub_py.serve.streaming import json_line, respond, respond_with_lists
-from minhub_py.serve.validation import Fields, check_string, invalid
+from minhub_py.serve.validation import Fields, invalid, shaped
 from minhub_py.system.duration import parse_duration
 from minhub_py.system.json_text import JSONText, object_text
 from minhub_py.system.version import __version__
@@ -222,7 +222,8 @@ def parse_texts(value: Any) -> list[str]:
     if not all(isinstance(text, str) for text in values):
         raise invalid("invalid input type: input must be a string or a list of strings", "input")
     check_count(values, "input")
-    return [check_string(text, "input") for text in values]
+    texts: list[str] = shaped(values, list[str], "input")
+    return texts
 
 
 async def read(request: HTTPRequest, task: Task | None = None) -> tuple[ServedModel, Fields]:

@@ -6,6 +6,7 @@ The default sizes train on a CPU within minutes.
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -316,7 +317,7 @@ def check_type(name: str, value: object, annotation: Any) -> Any:
     expected = Mapping if get_origin(annotation) is Mapping else types[0]
     if value is None and type(None) in types:
         return None
-    if expected is float and type(value) is int:
+    if expected is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
     if not isinstance(value, expected) or (expected is not bool and isinstance(value, bool)):
         title = {str: "text", int: "an integer", float: "a number", bool: "true or false"}.get(expected, "a mapping")

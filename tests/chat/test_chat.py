@@ -121,7 +121,7 @@ def test_undone_forked_and_loaded_conversations_continue_identically(
         with pytest.raises(ValueError, match=r"corrupt.json: not a saved chat"):
             loaded.load(tmp_path / "corrupt.json")
     (tmp_path / "corrupt.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match="invalid JSON"):
+    with pytest.raises(ValueError, match=r"corrupt.json is not valid JSON .*: load a file that `save` wrote"):
         loaded.load(tmp_path / "corrupt.json")
     assert len(loaded.turns) == 6
 

@@ -329,7 +329,7 @@ def test_sources_of_templates_and_their_precedence(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "named", chat_template=named)
     assert load(folder).render([HI]) == "d"
     folder = write_folder(tmp_path / "wrong", chat_template=[1])
-    with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template cannot be \[1\]"):
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template\[0\] must be an object, not 1"):
         load(folder)
 
 

@@ -327,7 +327,7 @@ def test_wrong_types_of_every_field_are_client_errors(
     """The fields are recorded while the server reads them, so that the list is complete."""
     read: dict[str, None] = {}
     get = Fields.get
-    monkeypatch.setattr(Fields, "get", lambda self, name: (read.setdefault(name), get(self, name))[1])
+    monkeypatch.setattr(Fields, "get", lambda self, name, *shape: (read.setdefault(name), get(self, name, *shape))[1])
     good = {"model": "ranker", **body}
     assert http.post(path, json={**good, "imaginary": 1}).status_code == 400
     assert http.post(path, json=good).status_code == 200

@@ -74,7 +74,7 @@ def test_stop_tokens_end_a_reply_and_are_not_a_part_of_it(http, main_model: Serv
     expected = main_model.tokenizer.decode(new[:first])
     for path, fields in (("/v1/completions", {}), ("/v1/chat/completions", {"messages": user("Hi")})):
         assert "from 0 to" in error(http, path, **fields, stop_token_ids=[10**6])
-        assert "must be a list of token IDs" in error(http, path, **fields, stop_token_ids="x")
+        assert "must be a list of integers" in error(http, path, **fields, stop_token_ids="x")
     reply = complete(http, stop_token_ids=[stop])
     assert reply["finish_reason"] == "stop"
     assert expected.startswith(reply["text"])
@@ -156,7 +156,7 @@ def test_replies_have_the_requested_form(http, fields: dict, pattern: str) -> No
         ({"guided_regex": "a("}, "unclosed group"),
         ({"guided_regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
         ({"guided_choice": []}, "guided_choice must be a list of 1 to 1,000 strings"),
-        ({"guided_choice": [1]}, "guided_choice must be a string"),
+        ({"guided_choice": [1]}, "guided_choice[0] must be a string"),
         ({"grammar": "x"}, "grammar"),
         ({"grammar": "root ::= other"}, "other"),
         ({"grammar": "\n".join(f'r{n} ::= "x"' for n in range(501))}, "at most 20,000 characters and 500 rules"),
@@ -221,7 +221,7 @@ def test_documents_are_passed_to_templates_that_use_them(http, folder: Path) -> 
     documents = [{"title": "Weather", "text": "It rains."}]
     fields = {"messages": user("Hi"), "documents": documents}
     assert "does not use documents" in error(http, "/v1/chat/completions", **fields)
-    assert "list of objects" in error(http, "/v1/chat/completions", messages=user("Hi"), documents=["x"])
+    assert "documents[0] must be an object" in error(http, "/v1/chat/completions", messages=user("Hi"), documents=["x"])
     template = folder / "chat_template.jinja"
     try:
         template.write_text("{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + TEMPLATE)

@@ -12,7 +12,6 @@ from training_runs import BUILT_IN, Notes, contents, held_out_losses, same
 
 from minhub_py import from_pretrained, generate, resume, tokenizer_from_pretrained, train
 from minhub_py.adapters.config import read_config
-from minhub_py.checkpoints.storage import read_json
 from minhub_py.cli.main import main
 
 START = BUILT_IN["gpt2"]
@@ -41,7 +40,7 @@ def test_an_adapter_is_trained_and_resumed_bitwise(tmp_path: Path, text: Path, s
     assert names >= {"adapter_config.json", "adapter_model.safetensors", "progress.json", "optimizer.safetensors"}
     assert "model.safetensors" not in names
     assert not (run.folder / "model.safetensors").exists()
-    config = read_config(read_json(run.folder / "adapter_config.json", dict), "")
+    config = read_config(json.loads((run.folder / "adapter_config.json").read_text()), "")
     assert (config.base_model_name_or_path, config.target_modules) == (START, ("c_attn", "c_fc", "c_proj"))
 
     stopped = train(text, tmp_path / "parts" / "run", listener=Notes(stop=5), **options)
@@ -156,7 +155,7 @@ def test_wrong_settings(tmp_path: Path, text: Path) -> None:
         ({"lora": {}, "quantize": "nf4"}, "quantize requires lora"),
         ({"quantize": "int3"}, "must be int8 or nf4"),
         ({"lora": {"rang": 3}}, "unknown setting rang; the settings are alora_invocation_tokens, alpha"),
-        ({"lora": {"r": 0}}, "r must be a number above 0"),
+        ({"lora": {"r": 0}}, "r must be an integer from 1 to 16777216, not 0"),
         ({"lora": {"r": 4, "targets": ["nothing"]}}, "matches no linear layer"),
         ({"parallel": "fsdp"}, "does not support"),
     ]
