@@ -1,12 +1,12 @@
 """Quantization of weights to 8 and 4 bits, and the layers that contain them.
 
 int8    a scale per output: weight = scale * code, code from -127 to 127. 8 bits per weight.
-nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 levels, close
-        to the quantiles of a normal distribution, times a scale per 32 inputs. Each 32 inputs choose between two tables
-        of levels. Levels (up to 31) and scales (-63 to 63) are integers, and each output has a scale in float32: 4.25
-        bits per weight. Of eight candidates for a scale, with each table and sign, the one with the smallest squared
-        error is used. int8: embeddings and head, since every token passes through them, and the layers that cost few
-        bytes and much accuracy (`precise_layers`).
+nf4     4 bits for the matrices of the blocks, after NormalFloat4 (Dettmers et al., 2023, QLoRA): one of 16 levels,
+        close to the quantiles of a normal distribution, times a scale per 32 inputs. Each 32 inputs choose between two
+        tables of levels. Levels (up to 31) and scales (-63 to 63) are integers, and each output has a scale in float32:
+        4.25 bits per weight. Of eight candidates for a scale, with each table and sign, the one with the smallest
+        squared error is used. int8: embeddings and head, since every token passes through them, and the layers that
+        cost few bytes and much accuracy (`precise_layers`).
 blocks  the blocks of a GGUF file, in one of its types (weights_map/blocks.py).
 
 Biases, norms, positions and routers keep the model's dtype. GPT-OSS' experts stay as in the checkpoint, in floats or
@@ -64,11 +64,11 @@ NF4 = torch.tensor([[0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6,
                    device="cpu")  # fmt: skip
 # Each table, and its negative: a scale has a sign.
 VARIANTS = torch.stack((NF4, -NF4), dim=1).flatten(0, 1)
-# The two levels of each byte, in 64 bits: one access instead of two takes less than half the time. Index: the byte, then the
-# table of its low half, then of its high half.
+# The two levels of each byte, in 64 bits: one access instead of two takes less than half the time. Index: the byte,
+# then the table of its low half, then of its high half.
 PAIRS = torch.stack([torch.stack((NF4[low].repeat(16), NF4[high].repeat_interleave(16)), dim=1)
                      for high in (0, 1) for low in (0, 1)]).view(torch.int64).flatten()  # fmt: skip
-# For each variant, the code of the level nearest to n, at 2 * n + 62: midpoints between two levels are multiples of 0.5.
+# Numbers n at index 2 * n + 62: midpoints between two levels are multiples of 0.5.
 GRID = torch.arange(-62, 63, dtype=torch.float32, device="cpu") / 2
 
 
@@ -79,17 +79,17 @@ def nearest_codes(levels: Tensor) -> Tensor:
 
 
 NEAREST = torch.stack([nearest_codes(levels) for levels in VARIANTS])
-# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest level, or its smallest
-# one to the smallest level.
+# Candidates for a group's scale, relative to the scale that maps its largest weight to the largest level, or its
+# smallest one to the smallest level.
 FACTORS = torch.tensor([1, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.3], dtype=torch.float32, device="cpu")
 
 
 def pack(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Quantize a weight (out, in). Returns codes and float32 scales (out,).
 
-    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: a byte per 32 inputs with a
-    signed scale in its lowest seven bits and the table of levels in its highest, then 32 little-endian 16-bit words. Word j
-    has the codes of inputs j, 32 + j, 64 + j and 96 + j, from the lowest bits.
+    int8: codes (out, in) int8. nf4: codes (out, 68 * units) uint8 with a unit per 128 inputs: a byte per 32 inputs with
+    a signed scale in its lowest seven bits and the table of levels in its highest, then 32 little-endian 16-bit words.
+    Word j has the codes of inputs j, 32 + j, 64 + j and 96 + j, from the lowest bits.
     """
     weight = weight.detach().float().contiguous()
     if kind == "int8":
@@ -370,7 +370,7 @@ def layers_of_steps(steps: Sequence[PredictionStep], kind: str) -> Iterator[tupl
 
 
 def precise_layers(steps: Sequence[PredictionStep]) -> set[nn.Module]:
-    """The values of grouped heads, and the outputs of the MLPs in the first eighth of the blocks and in the last one."""
+    """The values of grouped heads, and the output layers of the MLPs in the first eighth of the blocks and the last."""
     values, outputs, in_mlp = set(), [], False
     for step in steps:
         match step:
