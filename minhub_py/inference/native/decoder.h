@@ -297,8 +297,15 @@ int use_amx(kernel_table *table);     /* 0: the processor or the system does not
 int use_dotprod(kernel_table *table); /* 0: the processor lacks the instruction */
 
 /* The levels of the NF4 format; quantize.py states their derivation. */
-extern int16_t nf4_scaled[64][32]; /* times each scale, and twice, as an instruction selects it by five bits */
-static const int8_t nf4[16] = {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3};
+static const int8_t nf4[2][16] = {
+    {0, 3, 6, 9, 12, 15, 19, 25, 31, -31, -23, -17, -13, -9, -6, -3},
+    {0, 3, 6, 9, 12, 15, 20, 26, -31, -24, -19, -15, -11, -8, -5, -2},
+};
+extern int16_t nf4_scaled[256][16]; /* the levels for each byte of `nf4_unit.scales` */
+
+/* The table of a byte, and its scale. */
+static inline int nf4_table(uint8_t byte) { return byte >> 7; }
+static inline int nf4_scale(uint8_t byte) { return (int8_t)(byte << 1) >> 1; }
 
 /* Sign and magnitude, as in OCP's Microscaling Formats specification (2023). */
 static const float mxfp4[16] = {

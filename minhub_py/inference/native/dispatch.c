@@ -6,7 +6,7 @@
 #endif
 
 kernel_table kernels;
-_Alignas(64) int16_t nf4_scaled[64][32];
+_Alignas(64) int16_t nf4_scaled[256][16];
 
 /* Each x86 level includes the ones before it; dotprod is the level of ARM. */
 enum { PLAIN, DOTPROD, AVX2, AVX512, VNNI, BF16, AMX, LEVELS };
@@ -52,8 +52,8 @@ API const char *choose(const char *name) {
         kernel_table table;
         if (name && strcmp(name, names[level])) continue;
         if (fill(level, &table) != level) continue;
-        for (int scale = 0; scale < 64; scale++)
-            for (int code = 0; code < 32; code++) nf4_scaled[scale][code] = nf4[code % 16] * scale;
+        for (int byte = 0; byte < 256; byte++)
+            for (int code = 0; code < 16; code++) nf4_scaled[byte][code] = nf4[nf4_table(byte)][code] * nf4_scale(byte);
         kernels = table;
         return names[level];
     }
